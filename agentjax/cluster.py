@@ -1,0 +1,40 @@
+"""The cluster: replicas of one model, their limits, and how long an iteration takes."""
+
+from dataclasses import dataclass, field, fields
+
+from agentjax.errors import complaint
+from agentjax.performance import AbstractPerformance, load
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """`replicas` equal engines; the names and defaults of the limits are vLLM's.
+
+    Args:
+        replicas: engines, each with its own KV pool and clock.
+        kv_blocks: usable KV blocks of one replica (vLLM's `num_gpu_blocks` less one).
+        block_size: tokens a block.
+        max_num_seqs: most running calls of a replica.
+        max_num_batched_tokens: token budget of an iteration.
+        max_model_len: longest context (tokens).
+        performance: iteration times; default: Llama-3.1-70B on two RTX PRO 6000.
+
+    Raises:
+        InputError: a limit that is no integer of at least 1.
+    """
+
+    replicas: int = 1
+    kv_blocks: int = 7173
+    block_size: int = 16
+    max_num_seqs: int = 128
+    max_num_batched_tokens: int = 8192
+    max_model_len: int = 131072
+    performance: AbstractPerformance = field(default_factory=lambda: load("rtx-pro-6000/llama-3.1-70b/tp2"))
+
+    def __post_init__(self) -> None:
+        for limit in fields(self):
+            value = getattr(self, limit.name)
+            if limit.name != "performance" and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+                raise complaint(f"cluster.{limit.name}", repr(value), "an integer from 1")
+        if not isinstance(self.performance, AbstractPerformance):
+            raise complaint("cluster.performance", repr(self.performance), "a performance model")

@@ -1,0 +1,51 @@
+"""JAX as the commands use it: all cores as devices, compiled programs kept between runs."""
+
+import os
+import sys
+from pathlib import Path
+
+VARIABLE = "AGENTJAX_CACHE_DIR"
+
+
+def cache_folder() -> Path | None:
+    """Folder of the compilation cache; `AGENTJAX_CACHE_DIR` sets it, an empty value means no cache.
+
+    Without the variable it is the user's cache folder: `%LOCALAPPDATA%` on Windows, `~/Library/Caches` on
+    macOS, otherwise `$XDG_CACHE_HOME` or `~/.cache`; in it, `agentjax/xla`.
+    """
+    chosen = os.environ.get(VARIABLE)
+    if chosen is not None:
+        return Path(chosen).expanduser() if chosen.strip() else None
+    if sys.platform == "win32":
+        base = os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local"
+    elif sys.platform == "darwin":
+        base = Path.home() / "Library" / "Caches"
+    else:
+        base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "agentjax" / "xla"
+
+
+def cores() -> int:
+    """CPU cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def prepare(devices: int | None = None) -> None:
+    """Sets up JAX; call it before anything is computed.
+
+    Args:
+        devices: CPU devices to split the cores into; None: one a core. Accelerators are used as they are.
+    """
+    import jax
+
+    try:
+        jax.config.update("jax_num_cpu_devices", devices or cores())
+    except RuntimeError:  # the backend runs already, with its own number of devices
+        pass
+    folder = cache_folder()
+    if folder is not None:
+        jax.config.update("jax_compilation_cache_dir", str(folder))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+        jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)

@@ -1,0 +1,58 @@
+"""From composed configuration to the objects that are simulated."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from agentjax.config.sentences import among
+from agentjax.errors import complaint
+
+if TYPE_CHECKING:
+    from agentjax.cluster import Cluster
+    from agentjax.policies import Policy
+    from agentjax.workloads.pack import Workload
+
+FAMILIES = ("retention", "scheduling", "routing", "admission")
+
+
+def build_workload(config: Mapping[str, Any]) -> "Workload":
+    """The packed programs that a `workload` group describes."""
+    from agentjax.workloads import build_programs
+    from agentjax.workloads.pack import pack
+
+    return pack(build_programs(config))
+
+
+def build_cluster(cluster: Mapping[str, Any], performance: Mapping[str, Any]) -> "Cluster":
+    """The cluster of a `cluster` group with the performance model of a `performance` group.
+
+    Raises:
+        InputError: a key that a cluster does not have, or a value it cannot take.
+    """
+    from agentjax.cluster import Cluster
+    from agentjax.performance import build_performance
+
+    fields = [field.name for field in dataclasses.fields(Cluster) if field.name != "performance"]
+    for key in cluster:
+        if key not in fields:
+            raise complaint("cluster", f"an unknown key {key!r}", among(key, fields))
+    return Cluster(**cluster, performance=build_performance(performance))
+
+
+def build_policy(config: Mapping[str, Mapping[str, Any]]) -> "Policy":
+    """The policy of the groups `retention`, `scheduling`, `routing` and `admission`.
+
+    Raises:
+        InputError: a group without a name, an unknown policy or an unknown parameter.
+    """
+    from agentjax.policies import Policy
+
+    names: dict[str, str] = {}
+    parameters: dict[str, dict[str, float]] = {}
+    for family in FAMILIES:
+        values = dict(config[family])
+        name = values.pop("name", None)
+        if not isinstance(name, str):
+            raise complaint(f"{family}.name", repr(name), "the name of a policy")
+        names[family], parameters[family] = name, values
+    return Policy(**names, parameters=parameters)

@@ -1,0 +1,80 @@
+"""Config groups and their options, composed one group at a time."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import hydra
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig, OmegaConf
+
+from agentjax.config.sentences import among, no_value
+from agentjax.errors import complaint
+
+SIMULATION_GROUPS = ("workload", "cluster", "performance", "retention", "scheduling", "routing", "admission")
+"""Groups that say what is simulated; the others say how and where to."""
+
+
+def plain(config: DictConfig, resolve: bool = False) -> dict[str, Any]:
+    """A composed configuration as dictionaries and lists."""
+    return OmegaConf.to_container(config, resolve=resolve)  # pyright: ignore[reportReturnType]
+
+
+def refuse_missing(config: Mapping[str, Any], prefix: str = "") -> None:
+    """Refuses values that are marked as missing.
+
+    Raises:
+        InputError: names the first one.
+    """
+    for key, value in config.items():
+        if isinstance(value, Mapping):
+            refuse_missing(value, f"{prefix}{key}.")
+        elif value == "???":
+            raise no_value(f"{prefix}{key}")
+
+
+class Groups:
+    """The options of the simulation groups, inside a running command.
+
+    A group's option does not depend on the other groups, so each is composed once, instead of once per point
+    of a grid.
+    """
+
+    def __init__(self, overrides: list[str]):
+        self._overrides = overrides
+        self._config_name = HydraConfig.get().job.config_name
+        self._loader = GlobalHydra.instance().config_loader()
+        self._composed: dict[tuple[str, str], dict[str, Any]] = {}
+
+    def options(self, group: str) -> list[str]:
+        """Names of a group's options."""
+        return self._loader.get_group_options(group)
+
+    def compose(self, group: str, option: str) -> dict[str, Any]:
+        """The configuration of one option, with the command line's values for those of its keys that the
+        option has.
+
+        Raises:
+            InputError: the group has no such option.
+        """
+        if option not in self.options(group):
+            raise complaint(group, repr(option), among(option, self.options(group)))
+        if (group, option) not in self._composed:
+            others, own = [], []
+            for item in self._overrides:
+                key = item.lstrip("+~").partition("=")[0]
+                if key.startswith(group + "."):
+                    own.append((key, item))
+                elif key != group:
+                    others.append(item)
+            chosen = [*others, f"{group}={option}"]
+            config = hydra.compose(self._config_name, overrides=chosen)
+            fitting = [
+                item
+                for key, item in own
+                if item.startswith("+") or OmegaConf.select(config, key, default=self) is not self
+            ]
+            if fitting:
+                config = hydra.compose(self._config_name, overrides=[*chosen, *fitting])
+            self._composed[group, option] = plain(config)[group]
+        return self._composed[group, option]

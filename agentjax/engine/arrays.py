@@ -1,0 +1,62 @@
+"""Reading and writing single entries of small arrays without scatter, so that the same code is fast alone and under vmap."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Int, Shaped
+
+__all__ = ["at", "column", "count", "first_where", "lexicographic_argmin", "put", "put_column", "replace", "where_put"]
+
+
+def at(x: Shaped[Array, "n ..."], i: Int[Array, ""]) -> Shaped[Array, " ..."]:
+    """x[i] for 0 <= i < n; the single entry where n is 1."""
+    if x.shape[0] == 1:
+        return x[0]
+    return x.at[i].get(mode="promise_in_bounds", wrap_negative_indices=False)
+
+
+def column(x: Shaped[Array, "r n"], i: Int[Array, ""]) -> Shaped[Array, " r"]:
+    """x[:, i] for 0 <= i < n."""
+    return x.at[:, i].get(mode="promise_in_bounds", wrap_negative_indices=False)
+
+
+def where_put(mask: Bool[Array, "..."], value: Array | int, x: Shaped[Array, "..."]) -> Shaped[Array, "..."]:
+    """`value` where the mask holds, else x, in the dtype of x."""
+    return jnp.where(mask, jnp.asarray(value).astype(x.dtype), x)
+
+
+def put(x: Shaped[Array, " n"], i: Int[Array, ""], value: Array | int, when: Array | bool = True) -> Shaped[Array, " n"]:
+    """x with x[i] = value, if `when`."""
+    if x.shape[0] == 1:
+        return where_put(jnp.asarray(when), value, x)
+    return where_put((jax.lax.iota(jnp.int32, x.shape[0]) == i) & when, value, x)
+
+
+def put_column(
+    x: Shaped[Array, "r n"], i: Int[Array, ""], value: Shaped[Array, " r"] | int, on: Bool[Array, " r"]
+) -> Shaped[Array, "r n"]:
+    """x with x[:, i] = value in the rows of `on`."""
+    value = jnp.broadcast_to(jnp.asarray(value), on.shape)
+    here = jax.lax.iota(jnp.int32, x.shape[1]) == i
+    return where_put(on[:, None] & here[None, :], value[:, None], x)
+
+
+def count(x: Shaped[Array, " n"]) -> Int[Array, ""]:
+    """Sum as int32."""
+    return jnp.sum(x, dtype=jnp.int32)
+
+
+def first_where(mask: Bool[Array, " n"], key: Shaped[Array, " n"]) -> Int[Array, ""]:
+    """Index of the smallest key under the mask, the lowest on a tie; 0 where the mask is empty."""
+    big = jnp.inf if jnp.issubdtype(key.dtype, jnp.floating) else jnp.iinfo(key.dtype).max
+    return jnp.argmin(jnp.where(mask, key, big)).astype(jnp.int32)
+
+
+def lexicographic_argmin(mask: Bool[Array, " n"], *keys: Shaped[Array, " n"]) -> Int[Array, ""]:
+    """Index of the lexicographically smallest (key, key, ...) under the mask, the lowest index on a tie."""
+    for key in keys[:-1]:
+        big = jnp.inf if jnp.issubdtype(key.dtype, jnp.floating) else jnp.iinfo(key.dtype).max
+        masked = jnp.where(mask, key, big)
+        mask = mask & (masked == jnp.min(masked))
+    return first_where(mask, keys[-1])

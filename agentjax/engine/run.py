@@ -1,0 +1,274 @@
+"""Running lanes: stacking and padding, one compilation, scanning in chunks over all devices, and what comes out."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, PartitionSpec
+from jaxtyping import Int
+
+from agentjax.cluster import Cluster
+from agentjax.engine.check import check
+from agentjax.engine.init import initial_state
+from agentjax.engine.state import DONE, RECORD, Lane, Limits, Shape, State, Traffic
+from agentjax.engine.step import step
+from agentjax.errors import complaint
+from agentjax.policies.policy import Policy, registered
+from agentjax.workloads.pack import Workload, refuse_unfit
+
+CHUNK = 1024
+"""Steps between two looks at the lanes from outside."""
+
+STATUS = {0: "completed", 1: "deadlocked: calls wait, none runs and none can be admitted", 2: "no progress within a chunk of steps"}
+"""What `Outcome.status` says of a lane."""
+
+LIMITS = ("replicas", "kv_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens")
+
+
+@dataclass(frozen=True)
+class LaneSpec:
+    """One configuration to simulate: an index into the workloads, a cluster and its policies."""
+
+    workload: int
+    cluster: Cluster
+    policy: Policy
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Results, one lane a row; times in ns, −1 where something did not happen; calls in the order of the workload.
+
+    The arrays of calls are None where no call records were kept.
+    """
+
+    call_released_ns: Int[np.ndarray, "lanes calls"] | None
+    call_scheduled_ns: Int[np.ndarray, "lanes calls"] | None
+    call_first_token_ns: Int[np.ndarray, "lanes calls"] | None
+    call_finished_ns: Int[np.ndarray, "lanes calls"] | None
+    call_service_ns: Int[np.ndarray, "lanes calls"] | None
+    call_cached_tokens: Int[np.ndarray, "lanes calls"] | None
+    call_resumed_tokens: Int[np.ndarray, "lanes calls"] | None
+    call_preemptions: Int[np.ndarray, "lanes calls"] | None
+    call_replica: Int[np.ndarray, "lanes calls"] | None
+    program_finished_ns: Int[np.ndarray, "lanes programs"]
+    program_service_ns: Int[np.ndarray, "lanes programs"]
+    prompt_tokens: Int[np.ndarray, " lanes"]
+    hit_tokens: Int[np.ndarray, " lanes"]  # at first admissions
+    recomputed_tokens: Int[np.ndarray, " lanes"]  # prefill of preempted calls
+    preemptions: Int[np.ndarray, " lanes"]
+    evicted_blocks: Int[np.ndarray, " lanes"]  # blocks with content that were reclaimed
+    iterations: Int[np.ndarray, " lanes"]
+    empty_schedules: Int[np.ndarray, " lanes"]
+    steps: Int[np.ndarray, " lanes"]
+    busy_ns: Int[np.ndarray, "lanes replicas"]
+    makespan_ns: Int[np.ndarray, " lanes"]
+    status: Int[np.ndarray, " lanes"]
+
+
+def run_lanes(
+    workloads: Sequence[Workload],
+    lanes: Sequence[LaneSpec],
+    *,
+    calls: bool = True,
+    leaps: bool = True,
+    checks: bool = False,
+    progress: Callable[[float], None] | None = None,
+) -> Outcome:
+    """Simulate lanes to their ends, side by side on all devices of the default backend.
+
+    Args:
+        workloads: what the lanes refer to.
+        lanes: the configurations; all with the same kind of performance model.
+        calls: keep a record of every call (72 bytes each).
+        leaps: take many iterations in one step where nothing can change; the results are the same without.
+        checks: verify the invariants after every step (slow) and raise at the first that does not hold.
+        progress: called with the share of the work that is done, 0 to 1.
+
+    Raises:
+        InputError: no lanes, or a call that never fits into a replica of its lane.
+    """
+    if not lanes:
+        raise complaint("lanes", "none", "at least one")
+    for workload, cluster in {(spec.workload, spec.cluster.kv_blocks, spec.cluster.block_size, spec.cluster.max_model_len): spec for spec in lanes}.items():
+        refuse_unfit(workloads[workload[0]], *workload[1:])
+        del cluster
+    with jax.enable_x64(True):
+        return _run(workloads, lanes, calls, leaps, checks, progress or (lambda share: None))
+
+
+def _run(
+    workloads: Sequence[Workload],
+    specs: Sequence[LaneSpec],
+    records: bool,
+    leaps: bool,
+    checks: bool,
+    progress: Callable[[float], None],
+) -> Outcome:
+    devices = jax.local_devices()
+    devices = devices[: max(1, min(len(devices), len(specs)))]
+    traffic = stack_traffic(workloads)
+    padded = [*specs, *[specs[-1]] * (-len(specs) % len(devices))]
+    lanes = stack_lanes(padded)
+    shape = Shape(
+        programs=traffic.arrival.shape[1],
+        threads_per_program=1,
+        replicas=max(spec.cluster.replicas for spec in specs),
+        prefixes=traffic.prefix_tokens.shape[1],
+        calls=traffic.new_tokens.shape[1],
+        policies=registered(),
+        leaps=leaps,
+        records=records,
+        checks=checks,
+    )
+    begin, advance = compiled(shape, tuple(devices), len(padded) // len(devices))
+    total = float(np.sum(np.asarray(traffic.calls)[np.asarray(lanes.workload)]))
+    state = begin(traffic, lanes)
+    before = None
+    stalled = np.zeros(len(padded), bool)
+    while True:
+        state, active, instant, turns = advance(state, traffic, lanes)
+        active, position = np.asarray(active), np.stack([np.asarray(instant), np.asarray(turns)])
+        progress(float(np.sum(position[1])) / total)
+        if before is not None:
+            stalled |= active & (position == before).all(axis=0)
+        before = position
+        if not (active & ~stalled).any():
+            break
+    return _outcome(state, traffic, workloads, specs, stalled)
+
+
+@lru_cache(maxsize=32)
+def compiled(shape: Shape, devices: tuple[jax.Device, ...], lanes_per_device: int) -> tuple[Callable, Callable]:
+    """The functions (initial states; one chunk of steps) for lanes split over devices; compiled at their first call."""
+    mesh = Mesh(np.asarray(devices), ("lanes",))
+    split, whole = PartitionSpec("lanes"), PartitionSpec()
+
+    def begin(traffic: Traffic, lanes: Lane) -> State:
+        return jax.vmap(lambda lane: initial_state(traffic, lane, shape))(lanes)
+
+    def one(state: State, traffic: Traffic, lane: Lane) -> State:
+        def body(state: State, _: None) -> tuple[State, None]:
+            after = step(state, traffic, lane, shape)
+            return (check(after, state, traffic, lane, shape) if shape.checks else after), None
+
+        return jax.lax.scan(body, state, None, length=CHUNK)[0]
+
+    def advance(state: State, traffic: Traffic, lanes: Lane) -> tuple[State, jax.Array, jax.Array, jax.Array]:
+        if lanes_per_device == 1:  # conditionals and gathers of a lone lane are cheaper without a batch axis
+            first = jax.tree.map(lambda x: x[0], (state, lanes))
+            state = jax.tree.map(lambda x: x[None], one(first[0], traffic, first[1]))
+        else:
+            state = jax.vmap(one, in_axes=(0, None, 0))(state, traffic, lanes)
+        active = jnp.any(state.threads.status != DONE, axis=1) & ~state.stuck
+        return state, active, state.now, jnp.sum(state.threads.turn, axis=1)
+
+    begin = jax.shard_map(begin, mesh=mesh, in_specs=(whole, split), out_specs=split, check_vma=False)
+    advance = jax.shard_map(advance, mesh=mesh, in_specs=(split, whole, split), out_specs=split, check_vma=False)
+    return jax.jit(begin), jax.jit(advance, donate_argnums=0)
+
+
+def stack_traffic(workloads: Sequence[Workload]) -> Traffic:
+    """The workloads padded and stacked; sizes are rounded up, so that similar workloads share a compilation."""
+
+    def stacked(name: str, fill: int, multiple: int) -> np.ndarray:
+        rows = [getattr(workload, name) for workload in workloads]
+        width = -(-max(len(row) for row in rows) // multiple) * multiple
+        out = np.full((1 << (len(rows) - 1).bit_length(), width), fill, rows[0].dtype)
+        for i, row in enumerate(rows):
+            out[i, : len(row)] = row
+        return out
+
+    return Traffic(
+        arrival=stacked("arrival", 0, 8),
+        first_call=stacked("first_call", 0, 8),
+        calls=stacked("calls", 0, 8),
+        prefix=stacked("prefix", -1, 8),
+        prefix_tokens=stacked("prefix_tokens", 0, 1),
+        new_tokens=stacked("new_tokens", 1, 512),
+        output_tokens=stacked("output_tokens", 1, 512),
+        kept_tokens=stacked("kept_tokens", -1, 512),
+        gap=stacked("gap", 0, 512),
+    )  # pyright: ignore[reportArgumentType]
+
+
+def stack_lanes(specs: Sequence[LaneSpec]) -> Lane:
+    """The lanes' traced values with a leading axis."""
+    lanes = [
+        Lane(
+            workload=np.int32(spec.workload),  # pyright: ignore[reportArgumentType]
+            limits=Limits(*(np.int32(getattr(spec.cluster, name)) for name in LIMITS)),  # pyright: ignore[reportArgumentType]
+            policy=spec.policy,
+            performance=spec.cluster.performance,
+        )
+        for spec in specs
+    ]
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *lanes)
+
+
+def _outcome(
+    state: State, traffic: Traffic, workloads: Sequence[Workload], specs: Sequence[LaneSpec], stalled: np.ndarray
+) -> Outcome:
+    """The final states as an `Outcome`."""
+    count = len(specs)
+    state = jax.tree.map(lambda x: np.asarray(x)[:count], state)
+    threads, totals = state.threads, state.totals
+    which = np.asarray([spec.workload for spec in specs])
+    records = None if state.records is None else _last_records(state, traffic, which)
+    prompts = np.asarray([int(np.sum(workload.prompt_tokens, dtype=np.int64)) for workload in workloads])[which]
+    finished = np.where(threads.status == DONE, threads.finished, -1)
+    stuck = state.stuck | np.any(threads.status != DONE, axis=1) & ~stalled[:count]
+
+    def column(name: str) -> np.ndarray | None:
+        return None if records is None else records[:, :, RECORD.index(name)]
+
+    return Outcome(
+        call_released_ns=column("released"),
+        call_scheduled_ns=column("scheduled"),
+        call_first_token_ns=column("first_token"),
+        call_finished_ns=column("finished"),
+        call_service_ns=column("service"),
+        call_cached_tokens=column("cached"),
+        call_resumed_tokens=column("resumed"),
+        call_preemptions=column("preemptions"),
+        call_replica=column("replica"),
+        program_finished_ns=finished,
+        program_service_ns=threads.service,
+        prompt_tokens=prompts,
+        hit_tokens=totals.hits,
+        recomputed_tokens=totals.recomputed,
+        preemptions=totals.preemptions,
+        evicted_blocks=totals.evicted,
+        iterations=totals.iterations,
+        empty_schedules=totals.empty_schedules,
+        steps=totals.steps,
+        busy_ns=state.replicas.busy,
+        makespan_ns=finished.max(axis=1),
+        status=np.where(stuck, 1, np.where(stalled[:count], 2, 0)),
+    )
+
+
+def _last_records(state: State, traffic: Traffic, workload: np.ndarray) -> np.ndarray:
+    """The call records, completed with the last call of every thread, which is still in the thread's state."""
+    assert state.records is not None
+    threads = state.threads
+    records = np.array(state.records[:, :-1])
+    first = np.asarray(traffic.first_call)[workload]
+    calls = np.asarray(traffic.calls)[workload]
+    lane, thread = np.nonzero((calls > 0) & (threads.turn > 0) & (threads.turn >= calls))
+    columns = {
+        "released": threads.released,
+        "scheduled": threads.first_scheduled,
+        "first_token": threads.first_token,
+        "finished": threads.finished,
+        "service": threads.service - threads.service_before,
+        "cached": threads.cached,
+        "preemptions": threads.preemptions,
+        "resumed": threads.resumed,
+        "replica": threads.replica,
+    }
+    rows = np.stack([np.asarray(columns[name])[lane, thread] for name in RECORD], axis=-1)
+    records[lane, (first + calls - 1)[lane, thread]] = rows
+    return records

@@ -1,0 +1,95 @@
+"""The affine model: a sum of terms, each proportional to one number of the batch."""
+
+from typing import Self
+
+import jax.numpy as jnp
+import numpy as np
+from numpy.typing import ArrayLike
+
+from agentjax.errors import complaint
+from agentjax.performance.base import AbstractPerformance, BatchShape, Number
+
+
+class Affine(AbstractPerformance):
+    """Iteration time = overhead + c0 + c_tok·tokens + c_seq·sequences + c_prefill·prefill work + c_kv·context
+    (+ c_prefill0 if any call is in its prompt).
+
+    Affine in tokens and in context: iterations of an unchanging batch of decodes form an arithmetic series.
+    Coefficients are held in ns; with whole nanoseconds every time up to 2^53 ns (104 days) is exact.
+    """
+
+    c0_ns: Number
+    c_tok_ns: Number
+    c_seq_ns: Number
+    c_prefill_ns: Number
+    c_kv_ns: Number
+    c_prefill0_ns: Number
+    overhead_ns: Number
+    wakeup_ns: Number
+
+    def __init__(
+        self,
+        c0_s: ArrayLike,
+        c_tok_s: ArrayLike = 0.0,
+        c_seq_s: ArrayLike = 0.0,
+        c_prefill_s: ArrayLike = 0.0,
+        c_kv_s: ArrayLike = 0.0,
+        c_prefill0_s: ArrayLike = 0.0,
+        overhead_s: ArrayLike = 0.0,
+        wakeup_s: ArrayLike = 0.0,
+    ):
+        """Build the model from seconds; each coefficient is a number, or an array of one number per lane.
+
+        **Arguments:**
+
+        - `c0_s`: every iteration.
+        - `c_tok_s`: per token computed.
+        - `c_seq_s`: per scheduled call.
+        - `c_prefill_s`: per unit of prefill work (tokens²): attention of a prompt chunk over its context.
+        - `c_kv_s`: per token of context of the scheduled calls: reading the KV cache.
+        - `c_prefill0_s`: once if the iteration computes any prompt tokens.
+        - `overhead_s`: host time per iteration, on top of `c0_s`.
+        - `wakeup_s`: per iteration that starts on an idle replica.
+
+        Raises `InputError` for a coefficient that is not a finite number >= 0.
+        """
+        self.c0_ns = _nanoseconds("c0_s", c0_s)
+        self.c_tok_ns = _nanoseconds("c_tok_s", c_tok_s)
+        self.c_seq_ns = _nanoseconds("c_seq_s", c_seq_s)
+        self.c_prefill_ns = _nanoseconds("c_prefill_s", c_prefill_s)
+        self.c_kv_ns = _nanoseconds("c_kv_s", c_kv_s)
+        self.c_prefill0_ns = _nanoseconds("c_prefill0_s", c_prefill0_s)
+        self.overhead_ns = _nanoseconds("overhead_s", overhead_s)
+        self.wakeup_ns = _nanoseconds("wakeup_s", wakeup_s)
+
+    @classmethod
+    def from_seconds(cls, **coefficients: ArrayLike) -> Self:
+        """The constructor under a name that says the unit: `Affine.from_seconds(c0_s=0.04, c_kv_s=5e-8)`."""
+        return cls(**coefficients)
+
+    def iteration_ns(self, batch: BatchShape) -> Number:
+        """Duration of an iteration (ns), not rounded; exact if all coefficients are whole nanoseconds."""
+        return (
+            self.overhead_ns
+            + self.c0_ns
+            + self.c_tok_ns * batch.tokens
+            + self.c_seq_ns * batch.sequences
+            + self.c_prefill_ns * batch.prefill_work_tokens2
+            + self.c_kv_ns * batch.context_tokens
+            + jnp.where(batch.prefill_tokens > 0, self.c_prefill0_ns, 0.0)
+        )
+
+    def growth_ns(self, decode_sequences: Number) -> Number:
+        """Each iteration adds one token to the context of every decoding call."""
+        return self.c_kv_ns * decode_sequences
+
+
+def _nanoseconds(name: str, seconds: ArrayLike) -> np.ndarray:
+    """Seconds as float64 nanoseconds, rounded to 1e-6 ns, so that 5e-8 s is 50 ns, not 50.00000000000001."""
+    try:
+        value = np.asarray(seconds, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise complaint(name, repr(seconds), "a number of seconds") from None
+    if not np.all(np.isfinite(value) & (value >= 0)):
+        raise complaint(name, str(seconds), "a finite number of seconds >= 0")
+    return np.asarray(np.round(value * 1e9, 6))

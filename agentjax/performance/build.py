@@ -1,0 +1,49 @@
+"""From a `performance` configuration to a model."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from agentjax.errors import closest, complaint, shown
+from agentjax.performance.affine import Affine
+from agentjax.performance.base import AbstractPerformance
+from agentjax.performance.load import Coefficients, read
+
+_HOST = ("overhead_s", "wakeup_s")
+_EXPLICIT = tuple(Coefficients.model_fields)
+
+
+def build_performance(config: Mapping[str, Any]) -> AbstractPerformance:
+    """The model that a configuration describes.
+
+    **Arguments:**
+
+    - `config`: either `coefficients`, a name or path as for `load`, where `overhead_s` and `wakeup_s` may
+        replace the file's; or the coefficients themselves, in seconds: `c0_s`, and others that are not 0.
+
+    Raises `InputError` for anything else.
+    """
+    for key in config:
+        if key not in ("coefficients", *_EXPLICIT):
+            raise complaint(
+                f"performance.{key}", "an unknown field", closest(key, ("coefficients", *_EXPLICIT))
+            )
+    given = {key: _seconds(key, config[key]) for key in _EXPLICIT if key in config}
+    if "coefficients" not in config:
+        if "c0_s" not in given:
+            raise complaint("performance", "neither coefficients nor c0_s", "one of the two")
+        return Affine(**given)
+    both = [key for key in given if key not in _HOST]
+    if both:
+        raise complaint(
+            f"performance.{both[0]}", "a coefficient beside the coefficient file", "one of the two"
+        )
+    name = config["coefficients"]
+    if not isinstance(name, str):
+        raise complaint("performance.coefficients", shown(name), "the name or path of a coefficient file")
+    return Affine(**{**read(name).coefficients.model_dump(), **given})
+
+
+def _seconds(key: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
+        raise complaint(f"performance.{key}", shown(value), "a finite number of seconds >= 0")
+    return float(value)

@@ -1,0 +1,89 @@
+"""`python -m agentjax.simulate GROUP=OPTION KEY=VALUE`: one run and its metrics."""
+
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig
+
+from agentjax.compilation import prepare
+from agentjax.config import CommandLine, run_command
+from agentjax.config.build import build_cluster, build_policy, build_workload
+from agentjax.config.compose import plain, refuse_missing
+from agentjax.errors import complaint
+from agentjax.metrics import LOAD_REGIMES
+
+
+def run_one(config: DictConfig, line: CommandLine) -> None:
+    """Runs the simulation of a composed configuration, prints its metrics and writes what was asked for."""
+    from agentjax.plotting import check_ending, jct_figure, save_figure
+    from agentjax.report import make_console, run_table
+
+    start = time.perf_counter()
+    resolved = plain(config, resolve=True)
+    refuse_missing(resolved)
+    if config.figure:
+        check_ending(config.figure)
+    if config.out and Path(config.out).is_file():
+        raise complaint(f"out={config.out}", "a file", "the name of a Zarr store, such as result.zarr")
+    workload = build_workload(resolved["workload"])
+    cluster = build_cluster(resolved["cluster"], resolved["performance"])
+    policy = build_policy(resolved)
+    prepare(config.execution.devices)
+    record, result = _simulate(workload, cluster, policy, bool(config.out))
+    heading = _heading(resolved)
+    console = make_console()
+    console.print(run_table(record, heading))
+    console.print(_summary(record), highlight=False)
+    if config.out:
+        from agentjax.sweep.cube import save_cube
+
+        save_cube(result, Path(config.out))
+        console.print(f"result {config.out}", highlight=False, soft_wrap=True)
+    if config.figure:
+        save_figure(jct_figure(record["jct"], heading), config.figure)
+        console.print(f"figure {config.figure}", highlight=False, soft_wrap=True)
+    console.print(f"{time.perf_counter() - start:.1f} s in all")
+
+
+def _simulate(workload: Any, cluster: Any, policy: Any, wants_dataset: bool) -> tuple[dict[str, Any], Any]:
+    from agentjax.sweep.run import Point, run_points
+
+    record = dict(run_points([Point(0, cluster, policy)], [workload]).records[0])
+    if not wants_dataset:
+        return record, None
+    from agentjax.simulate import simulate
+
+    return record, simulate(workload, cluster, policy)
+
+
+def _heading(config: dict[str, Any]) -> str:
+    workload = config["workload"]
+    name = workload.get("generator") or Path(str(workload.get("path", "workload"))).name
+    families = ("retention", "scheduling", "routing", "admission")
+    return f"{name}: " + ", ".join(str(config[family]["name"]) for family in families)
+
+
+def _summary(record: dict[str, Any]) -> str:
+    parts = [
+        f"{record['completed']} of {len(record['jct'])} programs completed in {record['makespan']:,.1f} s",
+        f"{record['throughput']:.4g} programs/s",
+        f"hit rate {100 * record['hit_rate']:.1f} %",
+        f"{record['preemptions']} preemptions",
+        f"utilization {100 * record['utilization']:.1f} %",
+        f"load {record['load_regime']} (of {', '.join(LOAD_REGIMES)})",
+    ]
+    if record["status"]:
+        parts.append(f"the run did not complete (status {record['status']})")
+    return "; ".join(parts)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command and returns its exit code."""
+    return run_command(run_one, "simulate", arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

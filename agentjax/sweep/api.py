@@ -1,0 +1,264 @@
+"""The Python function behind grids: objects in, dataset out."""
+
+import dataclasses
+import inspect
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+
+from agentjax.config.build import FAMILIES
+from agentjax.config.sentences import among
+from agentjax.errors import complaint
+from agentjax.sweep.cube import build_cube, save_cube
+from agentjax.sweep.grid import Axis, check_values, labels_of, make_axes
+from agentjax.sweep.run import LANES_PER_TILE, Point, run_points
+from agentjax.sweep.tiles import Tiles, package_version
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+    from agentjax.cluster import Cluster
+    from agentjax.policies import Policy
+    from agentjax.workloads import Program
+    from agentjax.workloads.pack import Workload
+
+_OBJECTS = ("workload", "cluster", "performance")
+
+
+def sweep(
+    workload: "Workload | Sequence[Program] | Callable[..., Any]",
+    cluster: "Cluster",
+    policy: "Policy",
+    *,
+    grid: Mapping[str, Any],
+    baseline: Mapping[str, Any] | None = None,
+    out: str | Path | None = None,
+    lanes_per_tile: int = LANES_PER_TILE,
+    progress: Callable[[float, int], None] | None = None,
+    run_lanes: Callable[..., Any] | None = None,
+) -> "xr.Dataset":
+    """Simulates every combination of the values of a grid.
+
+    Args:
+        workload: programs, a packed workload, or a function that draws programs, for example
+            `functools.partial(agentjax.workloads.swebench, rate=0.02)`; axes over its arguments, such as
+            `seed`, need the function.
+        cluster: the cluster, where no axis varies it.
+        policy: the policy, where no axis varies it.
+        grid: axes in order. A key is `retention`, `scheduling`, `routing` or `admission` (values: names); a
+            parameter of one of these (`retention.tau_s`), a field of the cluster (`cluster.kv_blocks`), a
+            coefficient of its performance model (`performance.c0_s`) or an argument of the workload
+            (`workload.seed`), where the last part alone will do if it is unambiguous; or `workload`,
+            `cluster` or `performance` with a mapping from labels to objects.
+        baseline: labels that reports measure changes against; the first value of every axis where absent.
+        out: folder for `cube.zarr` and the finished tiles, from which an interrupted call resumes;
+            None keeps all in memory.
+        lanes_per_tile: configurations computed and saved together.
+        progress: called with the number of configurations finished and of all.
+        run_lanes: the engine, for tests.
+
+    Returns:
+        One dimension per axis, with its values as labels; one variable per metric, units in the attributes.
+        Where an axis does not apply to a configuration (`tau_s` under `lru`), the values along it are equal.
+
+    Raises:
+        InputError: an axis or a value that does not exist, before anything runs.
+    """
+    subject = _Subject(workload, cluster, policy, grid)
+    axes = make_axes(subject.values_of)
+    reference = _reference(axes, baseline or {})
+    points = [subject.point(labels) for labels in labels_of(axes)]
+    folder = Path(out) if out is not None else None
+    finished = run_points(
+        points,
+        subject.packed,
+        Tiles(folder / "tiles") if folder else None,
+        lanes_per_tile,
+        progress,
+        run_lanes,
+    )
+    attrs = {"version": package_version(), "seeds": _seeds(axes), "baseline": json.dumps(reference)}
+    cube = build_cube(axes, finished.records, attrs)
+    if folder:
+        save_cube(cube, folder / "cube.zarr")
+    return cube
+
+
+class _Subject:
+    """What a grid varies, and what is left when labels are chosen."""
+
+    def __init__(self, workload: Any, cluster: "Cluster", policy: "Policy", grid: Mapping[str, Any]):
+        self._base = {"workload": workload, "cluster": cluster, "policy": policy}
+        self._objects: dict[str, dict[str, Any]] = {}
+        self._families: dict[str, list[str]] = {}
+        self.packed: list[Workload] = []
+        self._packed_index: dict[str, int] = {}
+        if not grid:
+            raise complaint("grid", "no axes", "at least one, such as {'retention': ['lru', 'ttl']}")
+        for key, values in grid.items():
+            if key in _OBJECTS:
+                if not isinstance(values, Mapping) or not values:
+                    raise complaint(
+                        f"grid axis {key!r}", type(values).__name__, "a mapping from labels to objects"
+                    )
+                self._objects[key] = dict(values)
+            elif key in FAMILIES:
+                self._families[key] = [str(value) for value in check_values(key, values)]
+                for name in self._families[key]:
+                    _member(key, name)
+        self.values_of: dict[str, Sequence[Any]] = {}
+        for key, values in grid.items():
+            if key in self._objects:
+                self.values_of[key] = list(self._objects[key])
+            elif key in self._families:
+                self.values_of[key] = self._families[key]
+            else:
+                self.values_of[self._full_key(key)] = check_values(key, values)
+
+    def point(self, labels: Mapping[str, Any]) -> Point:
+        """The objects at one point of the grid."""
+        cluster = (
+            self._objects["cluster"][labels["cluster"]] if "cluster" in labels else self._base["cluster"]
+        )
+        performance = cluster.performance
+        if "performance" in labels:
+            performance = self._objects["performance"][labels["performance"]]
+        performance = _replaced(performance, _under("performance", labels))
+        cluster = _replaced(cluster, {**_under("cluster", labels), "performance": performance})
+        return Point(self._workload(labels), cluster, self._policy(labels))
+
+    def _policy(self, labels: Mapping[str, Any]) -> "Policy":
+        from agentjax.policies import Policy
+
+        names: dict[str, str] = {}
+        parameters: dict[str, dict[str, float]] = {}
+        for family in FAMILIES:
+            own_name, own = _choice(self._base["policy"], family)
+            names[family] = labels.get(family, own_name)
+            known = [key for key, _ in _member(family, names[family]).parameters]
+            values = own if names[family] == own_name else {}
+            values = values | _under(family, labels)
+            parameters[family] = {key: value for key, value in values.items() if key in known}
+        return Policy(**names, parameters=parameters)
+
+    def _workload(self, labels: Mapping[str, Any]) -> int:
+        arguments = _under("workload", labels)
+        key = json.dumps([labels.get("workload"), arguments], sort_keys=True)
+        if key not in self._packed_index:
+            source = (
+                self._objects["workload"][labels["workload"]]
+                if "workload" in labels
+                else self._base["workload"]
+            )
+            self._packed_index[key] = len(self.packed)
+            self.packed.append(_packed(source, arguments))
+        return self._packed_index[key]
+
+    def _full_key(self, key: str) -> str:
+        known = self._known_keys()
+        if "." in key:
+            if key in known:
+                return key
+        else:
+            exact = [full for full in known if full.partition(".")[2] == key]
+            near = exact or [full for full in known if full.partition(".")[2].startswith(key + "_")]
+            if len(near) == 1:
+                return near[0]
+            if near:
+                raise complaint(f"grid axis {key!r}", f"{len(near)} keys of that name", among(key, near))
+        if key.rpartition(".")[2] == "seed":
+            raise complaint(
+                f"grid axis {key!r}",
+                "a workload that is drawn already",
+                "a function of the seed as the workload",
+            )
+        raise complaint(f"grid axis {key!r}", "no such key", among(key, [*FAMILIES, *_OBJECTS, *known]))
+
+    def _known_keys(self) -> list[str]:
+        known = []
+        for family in FAMILIES:
+            names = self._families.get(family, [_choice(self._base["policy"], family)[0]])
+            for name in names:
+                known += [f"{family}.{key}" for key, _ in _member(family, name).parameters]
+        cluster = next(iter(self._objects.get("cluster", {}).values()), self._base["cluster"])
+        performance = next(iter(self._objects.get("performance", {}).values()), cluster.performance)
+        known += [f"cluster.{name}" for name in _fields(cluster) if name != "performance"]
+        known += [f"performance.{name}" for name in _fields(performance)]
+        source = next(iter(self._objects.get("workload", {}).values()), self._base["workload"])
+        if callable(source):
+            known += [f"workload.{name}" for name in inspect.signature(source).parameters]
+        return list(dict.fromkeys(known))
+
+
+def _member(family: str, name: str) -> Any:
+    from agentjax.policies import FAMILIES as registered
+
+    members = registered[family].members
+    if name not in members:
+        raise complaint(family, repr(name), among(name, members))
+    return members[name]
+
+
+def _choice(policy: "Policy", family: str) -> tuple[str, dict[str, float]]:
+    """Name and parameters of a policy's choice in one family."""
+    from agentjax.policies import FAMILIES as registered
+
+    choice = getattr(policy, family)
+    member = list(registered[family].members.values())[int(choice.index)]
+    values = np.asarray(choice.parameters)[: len(member.parameters)]
+    return member.name, {key: float(value) for (key, _), value in zip(member.parameters, values, strict=True)}
+
+
+def _under(group: str, labels: Mapping[str, Any]) -> dict[str, Any]:
+    """Labels of the keys below a group, by the rest of the key."""
+    return {key.partition(".")[2]: value for key, value in labels.items() if key.startswith(group + ".")}
+
+
+def _fields(value: Any) -> list[str]:
+    return [field.name for field in dataclasses.fields(value) if field.init]
+
+
+def _replaced(value: Any, changes: Mapping[str, Any]) -> Any:
+    return dataclasses.replace(value, **changes) if changes else value
+
+
+def _packed(source: Any, arguments: Mapping[str, Any]) -> "Workload":
+    from agentjax.workloads.pack import Workload, pack
+
+    if callable(source):
+        source = source(**arguments)
+    if isinstance(source, Workload):
+        return source
+    if not isinstance(source, Iterable):
+        raise complaint(
+            "workload",
+            type(source).__name__,
+            "programs, a packed workload or a function that returns one of them",
+        )
+    return pack(cast("Sequence[Program]", list(source)))
+
+
+def _reference(axes: Sequence[Axis], baseline: Mapping[str, Any]) -> dict[str, Any]:
+    """The baseline by dimension name, completed with the first value of every axis that it leaves out."""
+    by_name = {axis.name: axis for axis in axes if not axis.is_seed}
+    by_key = {axis.key: axis.name for axis in by_name.values()}
+    reference = {name: axis.values[0] for name, axis in by_name.items()}
+    for key, value in baseline.items():
+        name = by_key.get(key, key)
+        if name not in by_name:
+            raise complaint("grid.baseline", f"no axis {key!r}", among(key, by_name))
+        if value not in by_name[name].values:
+            raise complaint(
+                f"grid.baseline.{key}",
+                repr(value),
+                among(value, [str(found) for found in by_name[name].values]),
+            )
+        reference[name] = value
+    return reference
+
+
+def _seeds(axes: Sequence[Axis]) -> list[Any]:
+    return [value for axis in axes if axis.is_seed for value in axis.values]

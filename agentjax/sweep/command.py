@@ -1,0 +1,241 @@
+"""`python -m agentjax.sweep`: a grid from the configuration to a cube, a table and a figure."""
+
+import json
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from omegaconf import DictConfig, OmegaConf
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from agentjax.compilation import prepare
+from agentjax.config import CommandLine
+from agentjax.config.build import build_cluster, build_policy, build_workload
+from agentjax.config.compose import Groups, plain, refuse_missing
+from agentjax.errors import complaint, shown
+from agentjax.plotting import change_figure, check_ending, save_figure
+from agentjax.report import check_published, level_sentence, make_console, policy_table
+from agentjax.sweep.api import _reference, _seeds
+from agentjax.sweep.cube import build_cube, open_cube, save_cube
+from agentjax.sweep.grid import Axis, Grid, canonical, expand
+from agentjax.sweep.run import Finished, Point, run_points
+from agentjax.sweep.tiles import Tiles, package_version
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+    from agentjax.workloads.pack import Workload
+
+NOT_SIMULATED = ("out", "figure", "execution")
+"""Root keys that say where and how a grid runs; no result depends on them."""
+
+
+def run_grid(config: DictConfig, line: CommandLine) -> None:
+    """Runs the grid of a composed configuration and writes its outputs."""
+    start = time.perf_counter()
+    raw = plain(config)
+    grid = expand(raw, line.axes, Groups(line.overrides), _resolved(config))
+    reference = _reference(grid.axes, _mapping(config, "baseline"))
+    check_published(_mapping(config, "published"))
+    lanes = _lanes_per_tile(config)
+    points, workloads = _build(grid)
+    folder = Path(config.out or Path("outputs") / _name(config, grid))
+    if folder.exists() and not folder.is_dir():
+        raise complaint(f"out={folder}", "a file", "a folder")
+    picture = _picture(config, folder)
+    prepare(config.execution.devices)
+    console = make_console()
+    attrs = _attributes(raw, grid, reference)
+    finished = _run(points, workloads, folder, lanes, console)
+    path = folder / "cube.zarr"
+    cube, is_new = _cube(path, grid.axes, finished, attrs)
+    _report(cube, console)
+    console.print(f"cube   {path}", highlight=False, soft_wrap=True)
+    if picture is not None:
+        _figure(cube, picture, is_new)
+        console.print(f"figure {picture}", highlight=False, soft_wrap=True)
+    wall = time.perf_counter() - start
+    if finished.simulated:
+        each = f", {finished.wall_s / finished.simulated:.3g} s each"
+        console.print(
+            f"{finished.simulated} of {len(points)} configurations simulated "
+            f"in {finished.wall_s:.1f} s{each}; {wall:.1f} s in all"
+        )
+    else:
+        console.print(f"all {len(points)} configurations were finished before; {wall:.1f} s in all")
+
+
+def _resolved(config: DictConfig) -> Any:
+    def resolve(point: dict[str, Any]) -> dict[str, Any]:
+        if "${" not in canonical(point):
+            refuse_missing(point)
+            return point
+        whole = OmegaConf.create(plain(config) | point)
+        return {group: plain(whole[group], resolve=True) for group in point}
+
+    return resolve
+
+
+def _mapping(config: DictConfig, key: str) -> dict[str, Any]:
+    value = plain(config.grid, resolve=True).get(key) or {}
+    if not isinstance(value, dict):
+        raise complaint(f"grid.{key}", shown(value), "a mapping")
+    return value
+
+
+def _lanes_per_tile(config: DictConfig) -> int:
+    lanes = config.execution.lanes_per_tile
+    if not isinstance(lanes, int) or isinstance(lanes, bool) or lanes < 1:
+        raise complaint("execution.lanes_per_tile", repr(lanes), "a whole number >= 1")
+    devices = config.execution.devices
+    if devices is not None and (not isinstance(devices, int) or isinstance(devices, bool) or devices < 1):
+        raise complaint("execution.devices", repr(devices), "null or a whole number >= 1")
+    return lanes
+
+
+def _picture(config: DictConfig, folder: Path) -> Path | None:
+    """Where the figure goes: a file that is named, else one beside the cube."""
+    if isinstance(config.figure, str):
+        check_ending(config.figure)
+        return Path(config.figure)
+    return folder / "figure.png" if config.figure else None
+
+
+def _name(config: DictConfig, grid: Grid) -> str:
+    return config.grid.name or "_x_".join(axis.name for axis in grid.axes)
+
+
+def _build(grid: Grid) -> "tuple[list[Point], list[Workload]]":
+    """The objects of every point; equal parts of configurations are built once."""
+    built: dict[str, Any] = {}
+    workloads: list[Workload] = []
+
+    def once(kind: str, build: Any, *configs: Mapping[str, Any]) -> Any:
+        key = f"{kind} {canonical({str(index): config for index, config in enumerate(configs)})}"
+        if key not in built:
+            built[key] = build(*configs)
+        return built[key]
+
+    def add_workload(config: Mapping[str, Any]) -> int:
+        workloads.append(build_workload(config))
+        return len(workloads) - 1
+
+    points = []
+    for config in grid.configs:
+        policy = {family: config[family] for family in ("retention", "scheduling", "routing", "admission")}
+        points.append(
+            Point(
+                once("workload", add_workload, config["workload"]),
+                once("cluster", build_cluster, config["cluster"], config["performance"]),
+                once("policy", build_policy, policy),
+            )
+        )
+    return points, workloads
+
+
+def _attributes(raw: Mapping[str, Any], grid: Grid, reference: Mapping[str, Any]) -> dict[str, Any]:
+    config = {key: value for key, value in raw.items() if key not in NOT_SIMULATED} | grid.configs[0]
+    config["grid"] = config["grid"] | {
+        "axes": {axis.key: list(axis.values) for axis in grid.axes},
+        "baseline": dict(reference),
+    }
+    return {
+        "version": package_version(),
+        "title": _title(grid),
+        "config": OmegaConf.to_yaml(config),
+        "seeds": _seeds(grid.axes),
+        "baseline": json.dumps(dict(reference)),
+        "published": json.dumps(config["grid"]["published"] or {}),
+    }
+
+
+def _title(grid: Grid) -> str:
+    """Workload, rate and pool, as far as they are the same everywhere in the grid."""
+
+    def common(find: Any) -> Any:
+        found = {find(config) for config in grid.configs}
+        return found.pop() if len(found) == 1 else None
+
+    parts = []
+    workload = common(
+        lambda config: (
+            config["workload"].get("generator") or Path(str(config["workload"].get("path", ""))).name
+        )
+    )
+    rate = common(lambda config: config["workload"].get("rate"))
+    pool = common(lambda c: c["cluster"]["kv_blocks"] * c["cluster"].get("block_size", 16))
+    replicas = common(lambda config: config["cluster"].get("replicas", 1))
+    parts += [workload] if workload else []
+    programs = common(lambda config: config["workload"].get("programs"))
+    parts += [f"{programs} programs"] if programs else []
+    parts += [f"{rate:g} programs/s"] if rate else []
+    parts += [f"{replicas} replica{'s' if replicas > 1 else ''}"] if replicas else []
+    parts += [f"{pool:,} KV tokens{' each' if replicas != 1 else ''}"] if pool else []
+    return ", ".join(parts)
+
+
+def _run(
+    points: list[Point], workloads: "list[Workload]", folder: Path, lanes: int, console: Console
+) -> Finished:
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.fields[whole]}/{task.total:.0f} configurations"),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(compact=True),
+    )
+    progress = Progress(*columns, console=console, transient=True, speed_estimate_period=600)
+    task = progress.add_task("simulating", total=len(points), whole=0)
+
+    def show(done: float, total: int) -> None:
+        if not progress.live.is_started and done < total:
+            progress.start()
+        progress.update(task, completed=done, total=total, whole=int(done))
+
+    try:
+        return run_points(points, workloads, Tiles(folder / "tiles"), lanes, show)
+    except KeyboardInterrupt:
+        console.print(
+            f"finished tiles are kept in {folder / 'tiles'}: the same command resumes", highlight=False
+        )
+        raise
+    finally:
+        if progress.live.is_started:
+            progress.stop()
+
+
+def _cube(
+    path: Path, axes: tuple[Axis, ...], finished: Finished, attrs: Mapping[str, Any]
+) -> "tuple[xr.Dataset, bool]":
+    """The cube, written where it is not there yet; and whether it was written."""
+    cube = build_cube(axes, finished.records, attrs)
+    if (path / "zarr.json").is_file():
+        try:
+            if open_cube(path).identical(cube):
+                return cube, False
+        except (OSError, ValueError, KeyError):  # not a store that can be read: replaced
+            pass
+    return cube, save_cube(cube, path)
+
+
+def _report(cube: "xr.Dataset", console: Console) -> None:
+
+    console.print(policy_table(cube))
+    sentence = level_sentence(cube)
+    if sentence:
+        console.print(sentence, highlight=False)
+    failed = int((cube.status != 0).sum())
+    if failed:
+        console.print(
+            f"[bold red]{failed} configurations did not complete[/]: "
+            "their metrics cover only what completed, see the variable status"
+        )
+
+
+def _figure(cube: "xr.Dataset", path: Path, is_new: bool) -> None:
+    if not is_new and path.is_file():
+        return
+    save_figure(change_figure(cube), path)

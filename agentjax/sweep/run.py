@@ -1,0 +1,165 @@
+"""Runs the points of a grid, tile by tile, each distinct configuration once."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from agentjax.config.build import FAMILIES
+from agentjax.metrics import CallTimes, run_metrics
+from agentjax.sweep.tiles import Record, Tiles, cut, fingerprint
+from agentjax.workloads.pack import refuse_unfit
+
+if TYPE_CHECKING:
+    from agentjax.cluster import Cluster
+    from agentjax.policies import Policy
+    from agentjax.workloads.pack import Workload
+
+LANES_PER_TILE = 16
+Progress = Callable[[float, int], None]
+"""Called with the number of configurations finished (a fraction inside a tile) and the number of all."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """What one point of a grid simulates; `workload` is an index into the grid's workloads."""
+
+    workload: int
+    cluster: "Cluster"
+    policy: "Policy"
+
+
+@dataclass(frozen=True)
+class Finished:
+    """The records of all points in grid order, and what it took to get them."""
+
+    records: tuple[Record, ...]
+    simulated: int
+    wall_s: float
+
+
+def run_points(
+    points: Sequence[Point],
+    workloads: "Sequence[Workload]",
+    tiles: Tiles | None = None,
+    lanes_per_tile: int = LANES_PER_TILE,
+    progress: Progress | None = None,
+    run_lanes: Callable[..., Any] | None = None,
+) -> Finished:
+    """The results of all points.
+
+    Raises:
+        InputError: a call that never fits into a replica, or a folder that cannot be written.
+
+    Args:
+        points: the points of a grid; equal ones are simulated once.
+        workloads: the workloads that the points refer to.
+        tiles: where finished results are found and kept.
+        lanes_per_tile: configurations computed and saved together.
+        progress: called with the number of configurations finished (a fraction inside a tile) and the number
+        of all.
+        run_lanes: the engine.
+    """
+    contents = [fingerprint(workload) for workload in workloads]
+    keys = [
+        fingerprint(contents[point.workload], point.cluster, _policy_content(point.policy))
+        for point in points
+    ]
+    _refuse_unfit(points, workloads)
+    records = tiles.load() if tiles else {}
+    pending = {key: point for key, point in zip(keys, points, strict=True) if key not in records}
+    total = len(set(keys))
+    if pending and tiles:
+        tiles.prepare()
+    report = progress or (lambda done, total: None)
+    report(total - len(pending), total)
+    start = time.perf_counter()
+    done = total - len(pending)
+    if pending and run_lanes is None:
+        from agentjax.engine.run import run_lanes
+    for part in cut(list(pending.items()), lanes_per_tile):
+        outcome = run_lanes(  # pyright: ignore[reportOptionalCall]
+            workloads,
+            [_lane(point) for _, point in part],
+            calls=True,
+            progress=partial(_report_share, report, done, len(part), total),
+        )
+        fresh = {
+            key: lane_record(outcome, row, workloads[point.workload], point.cluster)
+            for row, (key, point) in enumerate(part)
+        }
+        if tiles:
+            tiles.save(fresh)
+        records |= fresh
+        done += len(part)
+        report(done, total)
+    return Finished(tuple(records[key] for key in keys), len(pending), time.perf_counter() - start)
+
+
+def lane_record(outcome: Any, row: int, workload: "Workload", cluster: "Cluster") -> Record:
+    """The metrics of one lane of an outcome."""
+    calls, programs = len(np.asarray(workload.output_tokens)), len(np.asarray(workload.arrival))
+
+    def seconds(name: str, count: int) -> np.ndarray:
+        nanoseconds = np.asarray(getattr(outcome, name)[row][:count])
+        return np.where(nanoseconds >= 0, nanoseconds * 1e-9, np.nan)
+
+    times = CallTimes(
+        released_s=seconds("call_released_ns", calls),
+        scheduled_s=seconds("call_scheduled_ns", calls),
+        first_token_s=seconds("call_first_token_ns", calls),
+        finished_s=seconds("call_finished_ns", calls),
+        output_tokens=np.asarray(workload.output_tokens),
+    )
+    replicas = int(cluster.replicas)
+    totals = {
+        name: int(getattr(outcome, name)[row]) for name in ("prompt_tokens", "hit_tokens", "preemptions")
+    }
+    record = run_metrics(
+        times,
+        np.asarray(workload.arrival) * 1e-9,
+        seconds("program_finished_ns", programs),
+        float(np.asarray(outcome.busy_ns[row][:replicas]).sum() * 1e-9),
+        replicas,
+        totals,
+    )
+    record["status"] = int(outcome.status[row])
+    return record
+
+
+def _refuse_unfit(points: Sequence[Point], workloads: "Sequence[Workload]") -> None:
+    names = ("kv_blocks", "block_size", "max_model_len")
+    limits = {(point.workload, *(getattr(point.cluster, name) for name in names)) for point in points}
+    for workload, kv_blocks, block_size, max_model_len in sorted(limits):
+        refuse_unfit(workloads[workload], kv_blocks, block_size, max_model_len)
+
+
+def _report_share(report: Progress, done: int, lanes: int, total: int, share: float) -> None:
+    """Reports a tile that is finished by the given share."""
+    report(done + share * lanes, total)
+
+
+def _lane(point: Point) -> Any:
+    from agentjax.engine.run import LaneSpec
+
+    return LaneSpec(point.workload, point.cluster, point.policy)
+
+
+def _policy_content(policy: "Policy") -> dict[str, Any]:
+    """Names, functions and parameters of the chosen policies; indices depend on what else is registered."""
+    from agentjax.policies import FAMILIES as registered
+
+    content: dict[str, Any] = {}
+    for family in FAMILIES:
+        choice = getattr(policy, family)
+        member = list(registered[family].members.values())[int(choice.index)]
+        values = [float(value) for value in np.asarray(choice.parameters)[: len(member.parameters)]]
+        content[family] = [
+            member.name,
+            member.function,
+            dict(zip((key for key, _ in member.parameters), values, strict=True)),
+        ]
+    return content

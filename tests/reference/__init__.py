@@ -1,0 +1,1 @@
+"""Plain-Python reference of the rules in `docs/semantics.md`: the judge of the JAX engine."""

@@ -1,0 +1,116 @@
+"""Recorded runs of the real vLLM 0.19.0 scheduler in virtual time, as input of the simulators.
+
+`tests/golden/*.json.gz` hold the workload, the cost model and every call, program and iteration of each run.
+"""
+
+import gzip
+import json
+from pathlib import Path
+
+FOLDER = Path(__file__).parent.parent / "golden"
+NAMES = tuple(sorted(path.name.removesuffix(".json.gz") for path in FOLDER.glob("*.json.gz")))
+
+SCHEDULING = {"program_arrival": "program_fcfs"}
+"""Names of priority functions in the recordings that are called otherwise here."""
+
+
+def to_ns(seconds):
+    """Recorded seconds are whole nanoseconds written as floats."""
+    return round(seconds * 1_000_000_000)
+
+
+def load(name):
+    """The recording `name`, as it was written."""
+    with gzip.open(FOLDER / f"{name}.json.gz", "rt") as file:
+        return json.load(file)
+
+
+def convert(recording):
+    """(programs, config) of a recording, for `simulate`."""
+    recorded = recording["config"]
+    prefix = recording["system_prefix_tokens"]
+    programs = [
+        {
+            "arrival_ns": to_ns(program["arrival_s"]),
+            "prefix": 0 if prefix else None,
+            "calls": [(new, output, None, to_ns(gap)) for new, output, gap in program["calls"]],
+        }
+        for program in recording["programs"]
+    ]
+    if recorded["policy"] == "fcfs":
+        scheduling = "fcfs"
+    else:
+        function = recorded["priority_fn"] or "zero"
+        scheduling = SCHEDULING.get(function, function)
+    cost = {name: to_ns(seconds) for name, seconds in recording["cost"].items()}
+    config = {
+        "kv_blocks": recorded["num_gpu_blocks"] - 1,
+        "block_size": recorded["block_size"],
+        "max_num_seqs": recorded["max_num_seqs"],
+        "max_num_batched_tokens": recorded["max_num_batched_tokens"],
+        "max_model_len": recorded["max_model_len"],
+        "replicas": 1,
+        "prefix_tokens": [prefix] if prefix else [],
+        "cost": cost | {"c_prefill": 0, "wakeup": 0},
+        "retention": ("lru", {}),
+        "scheduling": scheduling,
+        "routing": ("round_robin", {}),
+        "admission": ("always", {}),
+    }
+    return programs, config
+
+
+def expected(recording):
+    """The recorded outcome with the names and units of `simulate`; totals are those both sides have."""
+    results = recording["results"]
+    calls = []
+    for row in results["calls"]:
+        (
+            _,
+            _,
+            prompt,
+            _,
+            priority,
+            released,
+            scheduled,
+            first,
+            finished,
+            cached,
+            preemptions,
+            resume,
+            service,
+        ) = row
+        calls.append(
+            {
+                "prompt": prompt,
+                "released": to_ns(released),
+                "scheduled": to_ns(scheduled),
+                "first_token": to_ns(first),
+                "finished": to_ns(finished),
+                "cached_tokens": cached,
+                "preemptions": preemptions,
+                "resume_hit_tokens": resume,
+                "service_ns": to_ns(service),
+                "priority": priority,
+                "replica": 0,
+            }
+        )
+    programs = [
+        {"arrival": to_ns(arrival), "finished": to_ns(finished), "service": to_ns(service)}
+        for _, arrival, finished, _, service in results["programs"]
+    ]
+    recorded = results["totals"]
+    same = (
+        "iterations",
+        "empty_schedules",
+        "preemptions",
+        "prompt_tokens",
+        "hit_tokens",
+        "resume_hit_tokens",
+    )
+    totals = {name: recorded[name] for name in (*same, "recompute_tokens", "decode_tokens")}
+    totals["prefill_tokens"] = recorded["prefill_tokens_computed"]
+    totals["evicted_blocks"] = recorded["cached_blocks_evicted"]
+    totals["busy_ns"] = [to_ns(recorded["busy_s"])]
+    totals["makespan_ns"] = to_ns(recorded["makespan_s"])
+    return {"calls": calls, "programs": programs, "totals": totals}

@@ -1,0 +1,161 @@
+"""Bad input to the commands: exit code 2, one line on stderr, nothing written."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from agentjax.simulate.__main__ import main as simulate
+from agentjax.sweep.__main__ import main as sweep
+
+Command = Callable[[Sequence[str] | None], int]
+AXIS = "grid.axes.scheduling=[fcfs,plas]"
+SWEEP = [
+    ([], "found no axes, expected grid=NAME (retention_x_sched) or grid.axes.KEY=[V1,V2,...]"),
+    (["grid=nope"], "grid: found 'nope', expected one of retention_x_sched"),
+    (
+        ["grid=retention_x_sched", "scheduling=flas"],
+        "expected one of fcfs, plas, program_fcfs, sjf (closest: plas)",
+    ),
+    (
+        ["grid=retention_x_sched", "grid.axes.retention=[lru,tll]"],
+        "retention: found 'tll', expected one of evict, lru",
+    ),
+    (["grid.axes.retnetion=[lru]"], "grid axis 'retnetion': found neither a group nor a key"),
+    (["grid.axes.retention.tau=[1,2]"], "no 'tau' under retention"),
+    (["retention=ttl", "grid.axes.retention.tau=[1,2]"], "(closest: tau_s)"),
+    (["grid.axes.nothing.tau=[1,2]"], "no config group 'nothing'"),
+    (["grid.axes.execution.devices=[1]"], "no config group 'execution'"),
+    (["grid.axes.retention=[]"], "grid axis 'retention': found an empty list"),
+    (["grid.axes.retention=[lru,lru]"], 'found "lru" twice'),
+    (["grid.axes.retention=[[lru]]"], "expected single values"),
+    (["grid.axes.retention="], "found no values"),
+    (["grid.axes.retention=[lru"], "expected a list such as [1,2,5]"),
+    (["grid.axes.rate=interval(0,1)"], "found an interval"),
+    (["grid.axes.cluster.kv_blocks=[many]"], "expected numbers, as cluster.kv_blocks=7173"),
+    (["grid.axes.cluster.kv_blocks=[0]"], "cluster.kv_blocks"),
+    (["grid.axes.workload.rate=[-1]"], "rate: found -1"),
+    (["grid.axes=[1]"], "grid.axes"),
+    ([AXIS, "~grid.axes.routing"], "found no axis 'routing', expected one of scheduling"),
+    ([AXIS, "+grid.baseline.scheduling=sjf"], "grid.baseline.scheduling: found 'sjf'"),
+    ([AXIS, "grid.baseline=plas"], "grid.baseline"),
+    ([AXIS, "+grid.published.value=3"], "grid.published: found an unknown key 'value'"),
+    ([AXIS, "execution.lanes_per_tile=0"], "execution.lanes_per_tile: found 0"),
+    ([AXIS, "execution.devices=none"], "execution.devices: found 'none'"),
+    ([AXIS, "figure=out.gif"], "expected one of .png, .svg, .pdf"),
+    ([AXIS, "cluster.kv_blocks=10"], "expected at most 10"),
+    ([AXIS, "out=/proc/nothing/here"], "output folder /proc/nothing/here"),
+    ([AXIS, "retention=lru,ttl"], "to sweep over them: grid.axes.retention=[lru,ttl]"),
+    ([AXIS, "--multirun"], "expected axes of a grid"),
+]
+BOTH = [
+    (["workload=swebensh"], "workload: found 'swebensh', expected one of"),
+    (["workload.rat=2"], "(closest: rate)"),
+    (["retention.tau_s=2"], "lru has no parameters"),
+    (["foo=1"], "key 'foo': found no 'foo', expected one of workload, cluster"),
+    (["cluster.kv_blocks=many"], "cluster.kv_blocks: found"),
+    (["cluster.kv_blocks=1]"], "expected KEY=VALUE or GROUP=OPTION"),
+    (["retention.name=nope"], "nope"),
+    (["workload=file"], "workload.path: found no value"),
+    (["workload=file", "workload.path=missing.jsonl"], "missing.jsonl: found no such file"),
+    (["--config-dir", "missing"], "--config-dir missing: found no such folder"),
+    (["--config-dir"], "found nothing after it"),
+    (["--nonsense"], "unrecognized arguments: --nonsense"),
+    (["--config-name", "nope"], "nope"),
+]
+SIMULATE = [
+    (["grid=retention_x_sched"], "found a group that has no default"),
+    (["figure=jct.gif"], "expected one of .png, .svg, .pdf"),
+    (["cluster.kv_blocks=10"], "expected at most 10"),
+]
+CASES = [
+    *((sweep, arguments, words) for arguments, words in SWEEP),
+    *((sweep, [AXIS, *arguments], words) for arguments, words in BOTH),
+    *((simulate, arguments, words) for arguments, words in [*BOTH, *SIMULATE]),
+]
+
+
+@pytest.mark.parametrize(("command", "arguments", "words"), CASES)
+def test_bad_input_is_one_sentence(
+    command: Command,
+    arguments: list[str],
+    words: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture,
+):
+    monkeypatch.chdir(tmp_path)
+    assert command(arguments) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("error: ") and err.count("\n") == 1 and err.endswith("\n")
+    assert words in err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("broken", "path: [oops\n", "broken.yaml, line 2: found no valid YAML"),
+        ("dangling", "path: ${nowhere}\n", "workload.path"),
+    ],
+)
+def test_bad_files_of_the_user_are_named(
+    name: str, text: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture
+):
+    (tmp_path / "workload").mkdir()
+    (tmp_path / "workload" / f"{name}.yaml").write_text(text)
+    assert sweep(["--config-dir", str(tmp_path), f"workload={name}", AXIS]) == 2
+    err = capsys.readouterr().err
+    assert words in err and err.count("\n") == 1
+
+
+def test_files_of_the_user_come_before_the_packaged_ones(tmp_path: Path, capsys: pytest.CaptureFixture):
+    (tmp_path / "cluster").mkdir()
+    (tmp_path / "cluster" / "rtx_pro_6000_pair.yaml").write_text("kv_blocks: 99\n")
+    assert simulate(["--config-dir", str(tmp_path), "--cfg", "job", "--package", "cluster"]) == 0
+    assert "kv_blocks: 99" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", [sweep, simulate])
+def test_help_shows_groups_and_keys(command: Command, capsys: pytest.CaptureFixture):
+    assert command(["--help"]) == 0
+    out, err = capsys.readouterr()
+    assert "retention: evict, lru, pin, pressure_ttl, ttl" in out
+    assert "kv_blocks: 7173" in out and "usage: python -m agentjax." in out
+    assert err == ""
+
+
+def test_defects_keep_their_traceback(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture):
+    def broken(*arguments: object) -> None:
+        raise ZeroDivisionError("a defect")
+
+    monkeypatch.setattr("agentjax.sweep.command.expand", broken)
+    with pytest.raises(ZeroDivisionError):
+        sweep([AXIS])
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("module", ["agentjax.sweep", "agentjax.simulate"])
+def test_the_process_ends_with_code_2(module: str, tmp_path: Path):
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            module,
+            AXIS if module.endswith("sweep") else "scheduling=sjf",
+            "routing=nowhere",
+        ],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.startswith("error: routing: found 'nowhere'") and done.stderr.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []

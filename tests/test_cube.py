@@ -1,0 +1,186 @@
+"""The dataset of a grid: labels, units, what is on disk, and the tables made of it."""
+
+import functools
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from agentjax.cluster import Cluster
+from agentjax.errors import InputError
+from agentjax.metrics import LOAD_REGIMES, SUMMARIES
+from agentjax.plotting import change_figure, jct_figure, save_figure
+from agentjax.policies import Policy
+from agentjax.report import check_published, level_sentence, policy_table, rows
+from agentjax.sweep import open_cube, sweep
+from agentjax.sweep.cube import save_cube, tree_digest
+from agentjax.workloads import swebench
+from tests.stub_engine import stub_run_lanes
+
+WORKLOAD = functools.partial(swebench, programs=4, calls_median=3.0, calls_max=5)
+GRID = {"retention": ["lru", "ttl"], "scheduling": ["fcfs", "plas"], "seed": [3, 5, 8]}
+
+
+def made(**keywords: Any) -> Any:
+    """A small cube of invented results."""
+    return sweep(WORKLOAD, Cluster(), Policy(), grid=GRID, run_lanes=stub_run_lanes, **keywords)
+
+
+def test_every_metric_is_there_with_unit_and_name():
+    cube = made()
+    for metric in ("jct", "ttft", "tpot", "queue_delay", "e2e"):
+        for suffix in SUMMARIES:
+            variable = cube[f"{metric}_{suffix}"]
+            assert variable.dims == ("retention", "scheduling", "seed")
+            assert variable.attrs["units"] == "s" and variable.attrs["long_name"]
+    others = ("throughput", "hit_rate", "preemptions", "utilization", "completed", "status", "load_regime")
+    assert all(cube[name].dims == ("retention", "scheduling", "seed") for name in others)
+    assert cube.load_regime.attrs["flag_meanings"].split() == list(LOAD_REGIMES)
+    assert set(cube.load_regime.values.ravel().tolist()) <= set(cube.load_regime.attrs["flag_values"])
+    assert cube.jct.dims == ("retention", "scheduling", "seed", "program")
+
+
+def test_labels_select():
+    cube = made()
+    one = cube.sel(retention="ttl", scheduling="plas", seed=5)
+    assert one.jct_mean.item() == pytest.approx(one.jct.mean().item())
+    assert cube.seed.attrs["config_key"] == "workload.seed"
+    assert cube.attrs["seeds"] == [3, 5, 8]
+
+
+def test_a_point_does_not_depend_on_the_rest_of_the_grid():
+    alone = sweep(
+        WORKLOAD,
+        Cluster(),
+        Policy(),
+        grid={"scheduling": ["plas"], "retention": ["ttl"], "seed": [5]},
+        run_lanes=stub_run_lanes,
+    )
+    assert alone.jct_p99.item() == made().jct_p99.sel(retention="ttl", scheduling="plas", seed=5).item()
+
+
+def test_workloads_of_different_lengths_are_padded_with_nan():
+    cube = sweep(
+        functools.partial(swebench, 0, calls_median=3.0, calls_max=5),
+        Cluster(),
+        Policy(),
+        grid={"programs": [2, 5]},
+        run_lanes=stub_run_lanes,
+    )
+    assert cube.jct.notnull().sum("program").values.tolist() == [2, 5]
+    assert cube.completed.values.tolist() == [2, 5]
+
+
+def test_the_store_is_consolidated_zarr_3_and_reads_back(tmp_path: Path):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        cube = made(out=tmp_path)
+    metadata = json.loads((tmp_path / "cube.zarr" / "zarr.json").read_text())
+    assert metadata["zarr_format"] == 3
+    assert "jct_mean" in metadata["consolidated_metadata"]["metadata"]
+    back = open_cube(tmp_path / "cube.zarr")
+    assert back.equals(cube) and back.attrs == cube.attrs
+    assert back.sel(retention="ttl", scheduling="plas", seed=5).jct_mean.attrs["units"] == "s"
+
+
+def test_equal_inputs_give_equal_bytes(tmp_path: Path):
+    made(out=tmp_path / "a")
+    made(out=tmp_path / "b", lanes_per_tile=5)
+    assert tree_digest(tmp_path / "a" / "cube.zarr") == tree_digest(tmp_path / "b" / "cube.zarr")
+
+
+def test_saving_replaces_a_store_as_a_whole(tmp_path: Path):
+    path = tmp_path / "cube.zarr"
+    cube = made()
+    assert save_cube(cube, path)
+    assert not save_cube(cube, path)  # the same bytes: left alone
+    assert save_cube(cube.isel(seed=[0]), path)
+    assert open_cube(path).sizes["seed"] == 1
+    assert [entry.name for entry in tmp_path.iterdir()] == ["cube.zarr"]
+
+
+def test_rows_compare_with_the_same_seed():
+    cube = made(baseline={"scheduling": "plas"})
+    base = cube.jct_mean.sel(retention="lru", scheduling="plas")
+    found = {tuple(row.labels.values()): row for row in rows(cube)}
+    assert found["lru", "plas"].is_baseline
+    expected = 100 * (cube.jct_mean.sel(retention="ttl", scheduling="fcfs") / base - 1)
+    np.testing.assert_allclose(found["ttl", "fcfs"].per_seed, expected)
+    assert found["ttl", "fcfs"].change.mean == pytest.approx(expected.mean().item())
+
+
+def with_published(cube: Any) -> Any:
+    """The cube with invented published figures."""
+    published = {
+        "source": "A Paper, table 1",
+        "level": {"jct_mean": 100.0},
+        "change_percent": [{"retention": "ttl", "scheduling": "plas", "value": -7.5}],
+    }
+    return cube.assign_attrs(published=json.dumps(published))
+
+
+def printed(table: Any) -> str:
+    from rich.console import Console
+
+    console = Console(width=140, record=True, file=open("/dev/null", "w"))
+    console.print(table)
+    return console.export_text()
+
+
+def test_table_and_sentence():
+    cube = with_published(made())
+    text = printed(policy_table(cube))
+    assert "pressure" not in text and "-7.5" in text and "3 seeds" in text
+    assert text.count("lru") >= 2
+    sentence = level_sentence(cube)
+    assert sentence is not None and "A Paper, table 1" in sentence and "100.0 s" in sentence
+    assert level_sentence(made()) is None
+
+
+def test_long_tables_are_cut_and_say_so():
+    text = printed(policy_table(made(), most_rows=2))
+    assert "2 more in the cube" in text
+
+
+def test_a_grid_without_seeds_has_no_intervals():
+    cube = sweep(
+        WORKLOAD(0), Cluster(), Policy(), grid={"retention": ["lru", "ttl"]}, run_lanes=stub_run_lanes
+    )
+    assert np.isnan(rows(cube)[1].change.low)
+    assert "[" not in printed(policy_table(cube)).replace("[K", "")
+    change_figure(cube)
+
+
+def test_figures_are_written_reproducibly(tmp_path: Path):
+    cube = with_published(made())
+    for name in ("a.png", "b.png"):
+        save_figure(change_figure(cube), tmp_path / name)
+    assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
+    save_figure(jct_figure(cube.jct.values[0, 0, 0], "a run"), tmp_path / "jct.svg")
+    jct_figure(np.array([np.nan]), "nothing completed")
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["a.png", "b.png", "jct.svg"]
+    with pytest.raises(InputError, match=".png, .svg, .pdf"):
+        save_figure(change_figure(cube), tmp_path / "a.gif")
+
+
+def test_many_configurations_still_make_a_figure(tmp_path: Path):
+    grid = {"retention": ["ttl"], "tau": list(range(1, 60))}
+    cube = sweep(WORKLOAD(0), Cluster(), Policy(), grid=grid, run_lanes=stub_run_lanes)
+    save_figure(change_figure(cube), tmp_path / "many.png")
+
+
+@pytest.mark.parametrize(
+    "published",
+    [
+        {"sauce": "x"},
+        {"level": {"jct_mean": "high"}},
+        {"level": {"nope": 1}},
+        {"change_percent": [{"value": None}]},
+    ],
+)
+def test_published_figures_are_checked(published: dict):
+    with pytest.raises(InputError, match="grid.published"):
+        check_published(published)
