@@ -6,6 +6,10 @@ from pathlib import Path
 
 VARIABLE = "AGENTJAX_CACHE_DIR"
 
+SMALL_LOOP_BYTES = 4_000_000
+"""Loops up to this size run as one compiled function on CPUs instead of kernel by kernel: a lone lane is then five times faster,
+a few lanes twice; large batches would be slower."""
+
 
 def cache_folder() -> Path | None:
     """Folder of the compilation cache; `AGENTJAX_CACHE_DIR` sets it, an empty value means no cache.
@@ -33,11 +37,16 @@ def cores() -> int:
 
 
 def prepare(devices: int | None = None) -> None:
-    """Sets up JAX; call it before anything is computed.
+    """Sets up JAX for the simulator; call it before anything is computed. It changes JAX for the whole process, which is
+    why the commands do it and importing the package does not.
 
     Args:
         devices: CPU devices to split the cores into; None: one a core. Accelerators are used as they are.
     """
+    flags = os.environ.get("XLA_FLAGS", "")
+    if "small_while_loop" not in flags:
+        option = f"--xla_backend_extra_options=xla_cpu_small_while_loop_byte_threshold={SMALL_LOOP_BYTES}"
+        os.environ["XLA_FLAGS"] = f"{flags} {option}".strip()
     import jax
 
     try:

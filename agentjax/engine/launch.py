@@ -53,7 +53,8 @@ def launch(state: State, lane: Lane, shape: Shape, replica: Int[Array, ""], outc
     scheduled = (threads.replica == replica) & (threads.scheduled > 0)
     partial = jnp.any(scheduled & (threads.computed < threads.known))
     output_left = jnp.min(jnp.where(scheduled, threads.output_left, jnp.iinfo(jnp.int32).max))
-    until_block = jnp.min(jnp.where(scheduled, (-threads.computed) % block_size, block_size))
+    room = pool.blocks_for(threads.computed, block_size) * block_size - threads.computed
+    until_block = jnp.min(jnp.where(scheduled, room, block_size))
     victim = jnp.maximum(at(replicas.victim, replica), 0)
     has_victim = at(replicas.victim, replica) >= 0
     spare = at(column(state.extents.blanks, victim) + column(state.extents.blocks, victim), replica)

@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from agentjax.engine.arrays import at, column, replace
+from agentjax.engine.arrays import at, column, quotient, replace
 from agentjax.engine.leap import growth_blocks, iterations_until
 from agentjax.engine.pool import resident
 from agentjax.engine.state import BUSY, RUNNING, Lane, Shape, State, Traffic
@@ -103,7 +103,7 @@ def observe_queue(
     threads = state.threads
     each = state.extents.blocks[:, : shape.threads]
     block_size = lane.limits.block_size
-    limit = (threads.known - 1) // block_size
+    limit = quotient(jnp.maximum(threads.known - 1, 0), block_size)
     if shape.prefixes == 0:
         cached = jnp.minimum(each, limit)
     else:

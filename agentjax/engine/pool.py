@@ -7,13 +7,13 @@ blanks. Every function works on all replicas of the mask `on` at once. Rules: do
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
-from agentjax.engine.arrays import at, column, put_column, replace, where_put
+from agentjax.engine.arrays import at, column, put_column, quotient, replace, where_put
 from agentjax.engine.state import FOREVER, NEVER, UNPROTECTED, Extents, Shape, State
 
 
 def blocks_for(tokens: Int[Array, "..."], block_size: Int[Array, ""]) -> Int[Array, "..."]:
     """Blocks that hold so many tokens."""
-    return (tokens + block_size - 1) // block_size
+    return quotient(tokens + block_size - 1, block_size)
 
 
 def available(state: State) -> Int[Array, " replicas"]:
@@ -103,7 +103,7 @@ def give_back(
     """A running call leaves its blocks: tail first, to the queue or under a protection (`protect_until` >= 0)."""
     threads = state.threads
     computed, known = at(threads.computed, thread), at(threads.known, thread)
-    full = jnp.minimum(computed // block_size, (known - 1) // block_size)
+    full = jnp.minimum(quotient(computed, block_size), quotient(known - 1, block_size))
     blank = blocks_for(computed, block_size) - full
     private = jnp.maximum(full - prefix_blocks, 0)
     protect = keep & (protect_until >= 0) & (full > 0)

@@ -10,7 +10,17 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from agentjax.engine import leap, pool
-from agentjax.engine.arrays import at, column, count, first_where, lexicographic_argmin, put, put_column, replace
+from agentjax.engine.arrays import (
+    at,
+    column,
+    count,
+    first_where,
+    lexicographic_argmin,
+    put,
+    put_column,
+    quotient,
+    replace,
+)
 from agentjax.engine.launch import launch
 from agentjax.engine.observe import observe_queue
 from agentjax.engine.state import BUSY, QUEUED, RUNNING, Lane, Shape, State, Traffic
@@ -22,6 +32,7 @@ class Survey(eqx.Module):
 
     calls: Bool[Array, " threads"]
     prefills: Bool[Array, " threads"]  # at most one: a partial prefill uses up the budget, so it is last in order
+    full: Bool[Array, " threads"]  # calls without room in their last block
     scheduled: Int[Array, ""]  # tokens in the batch already
     chunk: Int[Array, ""]  # tokens of the prefill
     tokens: Int[Array, ""]  # tokens of all these calls
@@ -57,10 +68,12 @@ def survey(state: State, lane: Lane, replica: Int[Array, ""]) -> Survey:
     sized = at(state.replicas.chunk, replica)
     chunk = jnp.where(sized >= 0, jnp.minimum(sized, prefill_left), chunk)
     chunk_blocks = pool.blocks_for(prefill_at + chunk, block_size) - pool.blocks_for(prefill_at, block_size)
-    decode_blocks = count(calls & ~prefills & (threads.computed % block_size == 0))
+    full = quotient(threads.computed, block_size) * block_size == threads.computed
+    decode_blocks = count(calls & ~prefills & full)
     return Survey(
         calls=calls,
         prefills=prefills,
+        full=calls & full,
         scheduled=scheduled,
         chunk=chunk,
         tokens=decodes + chunk,
@@ -95,7 +108,7 @@ def _schedule_running(
     space = at(pool.available(state), replica)
     fits = needs.blocks <= space
     # Where not all fit: go on, in order, to the next call that needs a block.
-    needing = needs.calls & jnp.where(needs.prefills, needs.chunk_blocks > 0, threads.computed % block_size == 0)
+    needing = jnp.where(needs.prefills, needs.chunk_blocks > 0, needs.full)
     next_call = first_where(needing, threads.admitted)
     need = jnp.where(at(needs.prefills, next_call), needs.chunk_blocks, 1)
     next_fits = need <= space

@@ -37,7 +37,7 @@ class Workload:
             context = self.prefix_tokens[self.prefix[thread]] if self.prefix[thread] >= 0 else 0
             for call in range(first, first + calls):
                 kept = self.kept_tokens[call]
-                prompts[call] = (context if kept < 0 else kept) + self.new_tokens[call]
+                prompts[call] = (context if kept < 0 else min(kept, context)) + self.new_tokens[call]
                 context = prompts[call] + self.output_tokens[call]
         return prompts
 
