@@ -34,7 +34,9 @@ class Cluster:
     def __post_init__(self) -> None:
         for limit in fields(self):
             value = getattr(self, limit.name)
-            if limit.name != "performance" and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+            if limit.name != "performance" and (
+                not isinstance(value, int) or isinstance(value, bool) or value < 1
+            ):
                 raise complaint(f"cluster.{limit.name}", repr(value), "an integer from 1")
         if not isinstance(self.performance, AbstractPerformance):
             raise complaint("cluster.performance", repr(self.performance), "a performance model")

@@ -1,14 +1,15 @@
 """JAX as the commands use it: all cores as devices, compiled programs kept between runs."""
 
+import contextlib
 import os
 import sys
 from pathlib import Path
 
 VARIABLE = "AGENTJAX_CACHE_DIR"
 
-SMALL_LOOP_BYTES = 4_000_000
-"""Loops up to this size run as one compiled function on CPUs instead of kernel by kernel: a lone lane is then five times faster,
-a few lanes twice; large batches would be slower."""
+SMALL_LOOP_BYTES = 1_000_000
+"""Loops up to this size run as one compiled function on CPUs instead of kernel by kernel: a lone lane is
+then several times faster; batches of lanes would be slower."""
 
 
 def cache_folder() -> Path | None:
@@ -37,8 +38,8 @@ def cores() -> int:
 
 
 def prepare(devices: int | None = None) -> None:
-    """Sets up JAX for the simulator; call it before anything is computed. It changes JAX for the whole process, which is
-    why the commands do it and importing the package does not.
+    """Sets up JAX for the simulator; call it before anything is computed. It changes JAX for the whole
+    process, which is why the commands do it and importing the package does not.
 
     Args:
         devices: CPU devices to split the cores into; None: one a core. Accelerators are used as they are.
@@ -49,10 +50,8 @@ def prepare(devices: int | None = None) -> None:
         os.environ["XLA_FLAGS"] = f"{flags} {option}".strip()
     import jax
 
-    try:
+    with contextlib.suppress(RuntimeError):  # the backend runs already, with its own number of devices
         jax.config.update("jax_num_cpu_devices", devices or cores())
-    except RuntimeError:  # the backend runs already, with its own number of devices
-        pass
     folder = cache_folder()
     if folder is not None:
         jax.config.update("jax_compilation_cache_dir", str(folder))

@@ -53,9 +53,17 @@ def from_validation(error: ValidationError, where: str, names: Mapping[str, Coll
 
 
 def closest(name: str, known: Collection[str]) -> str:
-    """What was probably meant by `name`: the closest known name, or all of them."""
+    """What was probably meant by `name`, for long lists: the closest known name, or all of them."""
     near = difflib.get_close_matches(name, known, n=1)
     return near[0] if near else "one of " + ", ".join(sorted(known))
+
+
+def among(name: object, options: Collection[object]) -> str:
+    """`one of a, b, c`, for short lists; with the option closest to what was found, if one is close."""
+    texts = [str(option) for option in options]
+    listed = f"one of {', '.join(texts)}" if texts else "nothing here"
+    near = difflib.get_close_matches(str(name), texts, n=1)
+    return f"{listed} (closest: {near[0]})" if near else listed
 
 
 def shown(value: object) -> str:

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from agentjax.errors import complaint
-from agentjax.metrics import LOAD_REGIMES
-from agentjax.report import Row, baseline, label, rows, title
+from agentjax.report import Row, baseline, label, load_text, rows, title
 from agentjax.statistics import mean_interval
 
 if TYPE_CHECKING:
@@ -49,8 +49,8 @@ def change_figure(cube: "xr.Dataset") -> "Figure":
         axes.grid(axis="x", color="#dddddd", linewidth=0.6)
         axes.set_axisbelow(True)
         axes.spines[["top", "right"]].set_visible(False)
-    regimes = sorted({regime for row in found for regime in row.regimes}, key=LOAD_REGIMES.index)
-    figure.suptitle(f"{title(cube)}; load: {', '.join(regimes)}", fontsize=10, x=0.01, ha="left")
+    load = load_text(sum((row.regimes for row in found), Counter()))
+    figure.suptitle(f"{title(cube)}; load: {load}", fontsize=10, x=0.01, ha="left")
     handles, names = change.get_legend_handles_labels()
     figure.legend(handles, names, loc="outside lower left", ncols=len(handles), frameon=False, fontsize=8)
     return figure

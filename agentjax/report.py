@@ -3,6 +3,7 @@
 import itertools
 import json
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -33,7 +34,7 @@ class Row:
         per_seed: the same, seed by seed.
         published: the published change, %, or None.
         hit_rate, preemptions: means over seeds.
-        regimes: load regimes of the seeds, the most frequent first.
+        regimes: number of seeds by load regime.
         failed: number of seeds whose run did not complete.
     """
 
@@ -44,7 +45,7 @@ class Row:
     published: float | None
     hit_rate: float
     preemptions: float
-    regimes: list[str]
+    regimes: Counter[str]
     failed: int
     is_baseline: bool
 
@@ -113,9 +114,7 @@ def rows(cube: "xr.Dataset") -> list[Row]:
                 _published(published, labels),
                 _mean(point.hit_rate.values),
                 _mean(point.preemptions.values),
-                _by_frequency(
-                    [LOAD_REGIMES[int(value)] for value in np.atleast_1d(point.load_regime.values)]
-                ),
+                Counter(LOAD_REGIMES[int(value)] for value in np.atleast_1d(point.load_regime.values)),
                 int(np.count_nonzero(point.status.values)),
                 labels == reference,
             )
@@ -136,32 +135,38 @@ def policy_table(cube: "xr.Dataset", most_rows: int = _MOST_ROWS) -> "Table":
         )[:most_rows]
     has_published = any(row.published is not None for row in found)
     table = Table(
-        title=title(cube), title_justify="left", caption_justify="left", box=box.SIMPLE_HEAD, pad_edge=False
+        title=title(cube),
+        title_justify="left",
+        caption_justify="left",
+        box=box.SIMPLE_HEAD,
+        show_edge=False,
+        pad_edge=False,
+        padding=(0, 1, 0, 0),
     )
     for dim in found[0].labels:
         table.add_column(dim, no_wrap=True)
     headers = [
-        "mean JCT\n(s)",
-        "change\n(%)",
-        "95 %\ninterval",
-        *(["published\n(%)"] if has_published else []),
-        "hits\n(%)",
-        "preempted\ncalls",
+        "mean\nJCT, s",
+        "change\n%",
+        *(["pub-\nlished"] if has_published else []),
+        "hits\n%",
+        "preemp-\ntions",
     ]
     for header in headers:
         table.add_column(header, justify="right", no_wrap=True)
     table.add_column("load", overflow="fold")
     for row in found:
         cells = [str(value) for value in row.labels.values()]
-        cells += [_digits(row.jct_mean.mean), *_change_cells(row)]
+        cells += [_digits(row.jct_mean.mean), _change(row)]
         if has_published:
             cells.append("" if row.published is None else f"{row.published:+.1f}")
-        load = ", ".join(row.regimes) + (f", {row.failed} failed" if row.failed else "")
+        load = load_text(row.regimes) + (f", {row.failed} failed" if row.failed else "")
         cells += [f"{100 * row.hit_rate:.1f}", f"{row.preemptions:.1f}", load]
         table.add_row(*cells, style="bold" if row.is_baseline else None)
     name = label(baseline(cube))
-    caption = f"change of the mean JCT against {name}, same seed; "
-    caption += f"mean and Student t interval over {_seeds_text(cube)}"
+    caption = f"change of the mean JCT against {name}, same seed"
+    if any(not math.isnan(row.change.low) for row in found):
+        caption += f": mean over {_seeds_text(cube)} ± half the 95 % interval (Student t)"
     table.caption = caption + (f"; {left_out} more in the cube" if left_out else "")
     return table
 
@@ -196,6 +201,12 @@ def label(labels: Mapping[str, Any]) -> str:
     return " + ".join(parts) or "the only configuration"
 
 
+def load_text(regimes: Counter[str]) -> str:
+    """The most frequent load regime, with its share of the runs where there are several."""
+    (name, count), *others = sorted(regimes.items(), key=lambda item: (-item[1], item[0]))
+    return f"{name} {count}/{regimes.total()}" if others else name
+
+
 def title(cube: "xr.Dataset") -> str:
     """Workload, pool and seeds of a cube in one line."""
     parts = [part for part in (cube.attrs.get("title", ""), _seeds_text(cube)) if part]
@@ -222,12 +233,13 @@ def run_table(values: Mapping[str, Any], heading: str) -> "Table":
     return table
 
 
-def _change_cells(row: Row) -> Iterator[str]:
+def _change(row: Row) -> str:
     if row.is_baseline:
-        yield from ("", "")
-    else:
-        yield "-" if math.isnan(row.change.mean) else f"{row.change.mean:+.1f}"
-        yield "" if math.isnan(row.change.low) else f"[{row.change.low:+.1f}, {row.change.high:+.1f}]"
+        return ""
+    if math.isnan(row.change.mean):
+        return "-"
+    half = (row.change.high - row.change.low) / 2
+    return f"{row.change.mean:+.1f}" + ("" if math.isnan(half) else f" ± {half:.1f}")
 
 
 def _axes(cube: "xr.Dataset") -> list[str]:
@@ -244,10 +256,6 @@ def _published(published: Mapping[str, Any], labels: Mapping[str, Any]) -> float
         if {key: value for key, value in entry.items() if key != "value"} == dict(labels):
             return float(entry["value"])
     return None
-
-
-def _by_frequency(names: Sequence[str]) -> list[str]:
-    return sorted(set(names), key=lambda name: (-names.count(name), name))
 
 
 def _mean(values: np.ndarray) -> float:

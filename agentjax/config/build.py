@@ -2,36 +2,30 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from agentjax.config.sentences import among
-from agentjax.errors import complaint
+import numpy as np
 
-if TYPE_CHECKING:
-    from agentjax.cluster import Cluster
-    from agentjax.policies import Policy
-    from agentjax.workloads.pack import Workload
+from agentjax.cluster import Cluster
+from agentjax.errors import among, complaint
+from agentjax.performance import build_performance
+from agentjax.policies import FAMILIES, Policy
+from agentjax.policies.base import Member
+from agentjax.workloads import build_programs
+from agentjax.workloads.pack import Workload, pack
 
-FAMILIES = ("retention", "scheduling", "routing", "admission")
 
-
-def build_workload(config: Mapping[str, Any]) -> "Workload":
+def build_workload(config: Mapping[str, Any]) -> Workload:
     """The packed programs that a `workload` group describes."""
-    from agentjax.workloads import build_programs
-    from agentjax.workloads.pack import pack
-
     return pack(build_programs(config))
 
 
-def build_cluster(cluster: Mapping[str, Any], performance: Mapping[str, Any]) -> "Cluster":
+def build_cluster(cluster: Mapping[str, Any], performance: Mapping[str, Any]) -> Cluster:
     """The cluster of a `cluster` group with the performance model of a `performance` group.
 
     Raises:
         InputError: a key that a cluster does not have, or a value it cannot take.
     """
-    from agentjax.cluster import Cluster
-    from agentjax.performance import build_performance
-
     fields = [field.name for field in dataclasses.fields(Cluster) if field.name != "performance"]
     for key in cluster:
         if key not in fields:
@@ -39,14 +33,12 @@ def build_cluster(cluster: Mapping[str, Any], performance: Mapping[str, Any]) ->
     return Cluster(**cluster, performance=build_performance(performance))
 
 
-def build_policy(config: Mapping[str, Mapping[str, Any]]) -> "Policy":
+def build_policy(config: Mapping[str, Mapping[str, Any]]) -> Policy:
     """The policy of the groups `retention`, `scheduling`, `routing` and `admission`.
 
     Raises:
         InputError: a group without a name, an unknown policy or an unknown parameter.
     """
-    from agentjax.policies import Policy
-
     names: dict[str, str] = {}
     parameters: dict[str, dict[str, float]] = {}
     for family in FAMILIES:
@@ -56,3 +48,14 @@ def build_policy(config: Mapping[str, Mapping[str, Any]]) -> "Policy":
             raise complaint(f"{family}.name", repr(name), "the name of a policy")
         names[family], parameters[family] = name, values
     return Policy(**names, parameters=parameters)
+
+
+def chosen(policy: Policy) -> dict[str, tuple[Member, dict[str, float]]]:
+    """What a policy has chosen in every family, and with which parameters."""
+    out: dict[str, tuple[Member, dict[str, float]]] = {}
+    for family, registered in FAMILIES.items():
+        choice = getattr(policy, family)
+        member = list(registered.members.values())[int(choice.index)]
+        values = [float(value) for value in np.asarray(choice.parameters)[: len(member.parameters)]]
+        out[family] = member, dict(zip((key for key, _ in member.parameters), values, strict=True))
+    return out

@@ -8,8 +8,8 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
-from agentjax.config.sentences import among, no_value
-from agentjax.errors import complaint
+from agentjax.config.sentences import no_value
+from agentjax.errors import among, complaint
 
 SIMULATION_GROUPS = ("workload", "cluster", "performance", "retention", "scheduling", "routing", "admission")
 """Groups that say what is simulated; the others say how and where to."""

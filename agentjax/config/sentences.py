@@ -1,7 +1,6 @@
 """Errors of Hydra and OmegaConf as one sentence: where, what was found, what is expected."""
 
-import difflib
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import yaml
@@ -18,18 +17,10 @@ from omegaconf.errors import (
     OmegaConfBaseException,
 )
 
-from agentjax.errors import InputError, complaint
+from agentjax.errors import InputError, among, complaint
 
 FOREIGN = (HydraException, OmegaConfBaseException, yaml.YAMLError)
 """What composing a configuration raises when the configuration, not the program, is at fault."""
-
-
-def among(name: object, options: Collection[str]) -> str:
-    """`one of a, b, c`, with the option that is closest to what was found, if one is close."""
-    options = [str(option) for option in options]
-    listed = f"one of {', '.join(options)}" if options else "nothing here"
-    near = difflib.get_close_matches(str(name), options, n=1)
-    return f"{listed} (closest: {near[0]})" if near else listed
 
 
 def no_value(key: str) -> InputError:

@@ -1,4 +1,5 @@
-"""Reading and writing single entries of small arrays without scatter, so that the same code is fast alone and under vmap."""
+"""Reading and writing single entries of small arrays without scatter, so that the same code is fast alone
+and under vmap."""
 
 from dataclasses import replace
 
@@ -37,7 +38,9 @@ def where_put(mask: Bool[Array, "..."], value: Array | int, x: Shaped[Array, "..
     return jnp.where(mask, jnp.asarray(value).astype(x.dtype), x)
 
 
-def put(x: Shaped[Array, " n"], i: Int[Array, ""], value: Array | int, when: Array | bool = True) -> Shaped[Array, " n"]:
+def put(
+    x: Shaped[Array, " n"], i: Int[Array, ""], value: Array | int, when: Array | bool = True
+) -> Shaped[Array, " n"]:
     """x with x[i] = value, if `when`."""
     if x.shape[0] == 1:
         return where_put(jnp.asarray(when), value, x)
@@ -76,6 +79,7 @@ def lexicographic_argmin(mask: Bool[Array, " n"], *keys: Shaped[Array, " n"]) ->
 def quotient(x: Int[Array, "..."], divisor: Int[Array, ""]) -> Int[Array, "..."]:
     """x // divisor for 0 <= x < 2^31 and a positive divisor, by a multiplication, which vectorizes.
 
-    Exact: (x + 1/2) / divisor is at least 1 / (2·divisor) away from any integer, far more than the rounding error.
+    Exact: (x + 1/2) / divisor is at least 1 / (2·divisor) away from any integer, far more than the rounding
+    error.
     """
     return jnp.floor((x.astype(jnp.float64) + 0.5) * (1.0 / divisor.astype(jnp.float64))).astype(x.dtype)

@@ -15,7 +15,9 @@ def check(state: State, before: State, traffic: Traffic, lane: Lane, shape: Shap
     return state
 
 
-def laws(state: State, before: State, traffic: Traffic, lane: Lane, shape: Shape) -> dict[str, Bool[Array, ""]]:
+def laws(
+    state: State, before: State, traffic: Traffic, lane: Lane, shape: Shape
+) -> dict[str, Bool[Array, ""]]:
     """Whether each invariant is broken."""
     threads, extents, replicas, limits = state.threads, state.extents, state.replicas, lane.limits
     block_size = limits.block_size
@@ -25,17 +27,27 @@ def laws(state: State, before: State, traffic: Traffic, lane: Lane, shape: Shape
     queued = extents.key < NEVER
     guarded = extents.deadline >= 0
     own = jnp.arange(shape.threads + shape.prefixes) < shape.threads
-    in_queue = jnp.sum(jnp.where(queued, extents.blocks + extents.blanks, 0), axis=1) + replicas.fresh + replicas.tail
+    in_queue = (
+        jnp.sum(jnp.where(queued, extents.blocks + extents.blanks, 0), axis=1)
+        + replicas.fresh
+        + replicas.tail
+    )
     protected = jnp.sum(jnp.where(guarded & own, extents.blocks, 0), axis=1)
     if shape.prefixes:
         prefix = traffic.prefix[lane.workload]
-        whole = jnp.where(prefix >= 0, traffic.prefix_tokens[lane.workload][jnp.maximum(prefix, 0)] // block_size, 0)
+        whole = jnp.where(
+            prefix >= 0, traffic.prefix_tokens[lane.workload][jnp.maximum(prefix, 0)] // block_size, 0
+        )
         private = jnp.maximum(held - whole, 0)
         shared = extents.blocks[:, shape.threads :]
         running = state.prefixes.running > 0
-        protected = protected + jnp.sum(jnp.where(~running & (state.prefixes.protected > 0), shared, 0), axis=1)
+        protected = protected + jnp.sum(
+            jnp.where(~running & (state.prefixes.protected > 0), shared, 0), axis=1
+        )
         partial = (held > 0) & (held <= whole) & (threads.computed % block_size > 0)
-        used = jnp.sum(jnp.where(mine, private + partial, 0), axis=1) + jnp.sum(jnp.where(running, shared, 0), axis=1)
+        used = jnp.sum(jnp.where(mine, private + partial, 0), axis=1) + jnp.sum(
+            jnp.where(running, shared, 0), axis=1
+        )
     else:
         used = jnp.sum(jnp.where(mine, held, 0), axis=1)
     budget = jnp.sum(jnp.where(mine, threads.scheduled, 0), axis=1)
@@ -49,7 +61,11 @@ def laws(state: State, before: State, traffic: Traffic, lane: Lane, shape: Shape
             exists & settled & (used + replicas.free + replicas.protected != limits.kv_blocks)
         ),
         "no count of blocks is negative": jnp.any(
-            (replicas.free < 0) | (replicas.protected < 0) | (replicas.fresh < 0) | (replicas.tail < 0) | (replicas.owed < 0)
+            (replicas.free < 0)
+            | (replicas.protected < 0)
+            | (replicas.fresh < 0)
+            | (replicas.tail < 0)
+            | (replicas.owed < 0)
         )
         | jnp.any((extents.blocks < 0) | (extents.blanks < 0)),
         "what is owed can be had": jnp.any(replicas.owed > replicas.free + replicas.protected),
@@ -59,5 +75,7 @@ def laws(state: State, before: State, traffic: Traffic, lane: Lane, shape: Shape
         "no call computes or samples more than it has": jnp.any(threads.computed > threads.known)
         | jnp.any(threads.output_left < 0),
         "an iteration ends after now": jnp.any((replicas.phase == BUSY) & (replicas.end < state.now)),
-        "a call starts after its release": jnp.any((threads.first_scheduled >= 0) & (threads.first_scheduled < threads.released)),
+        "a call starts after its release": jnp.any(
+            (threads.first_scheduled >= 0) & (threads.first_scheduled < threads.released)
+        ),
     }

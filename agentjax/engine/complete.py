@@ -25,7 +25,9 @@ from agentjax.policies.base import decide, has_trait
 
 
 def end_leap(state: State, lane: Lane, replica: Int[Array, ""], on: Bool[Array, " replicas"]) -> State:
-    """Apply the iterations that the replica has run: every call of its batch that is past its prompt got a token in each."""
+    """Apply the iterations that the replica has run: every call of its batch that is past its prompt got a
+    token in each.
+    """
     threads, replicas = state.threads, state.replicas
     iterations = at(replicas.iterations, replica)
     took = at(replicas.end, replica) - at(replicas.start, replica)
@@ -73,8 +75,9 @@ def leave(
     finishes: Bool[Array, ""],
     preempted: Bool[Array, ""],
 ) -> State:
-    """One running call leaves: it has all its output (`finishes`), or it makes room for others (`preempted`), or neither is so
-    and nothing happens. Rules 3.4, 5 and 6 of docs/semantics.md."""
+    """One running call leaves: it has all its output (`finishes`), or it makes room for others
+    (`preempted`), or neither is so and nothing happens. Rules 3.4, 5 and 6 of docs/semantics.md.
+    """
     workload = lane.workload
     block_size = lane.limits.block_size
     when = finishes | preempted
@@ -87,7 +90,16 @@ def leave(
     below = pool.prefix_blocks(traffic.prefix_tokens[workload], prefix, block_size, shape)
     known = at(threads.known, thread)
     observation = observe(
-        state, traffic, lane, shape, thread, replica, known, below, known // block_size, jnp.zeros_like(state.replicas.free)
+        state,
+        traffic,
+        lane,
+        shape,
+        thread,
+        replica,
+        known,
+        below,
+        known // block_size,
+        jnp.zeros_like(state.replicas.free),
     )
     retain = decide(shape.policies.retention, lane.policy.retention, observation)
     lasting = state.now + jnp.round(jnp.clip(retain.protect_s, 0.0, 1e9) * 1e9).astype(jnp.int64)

@@ -1,7 +1,7 @@
 """Leaps: many iterations of one batch, as closed forms of their number.
 
-The first iteration takes `first_ns`, the second `next_ns`, and each one after that `growth_ns` more than the one before:
-exact for models affine in the context. Duration of k iterations:
+The first iteration takes `first_ns`, the second `next_ns`, and each one after that `growth_ns` more than the
+one before: exact for models affine in the context. Duration of k iterations:
 first + (k − 1)·next + growth·(k − 1)(k − 2)/2, rounded to whole nanoseconds at the end.
 """
 

@@ -16,7 +16,9 @@ def seconds(time: Int[Array, "..."]) -> Float[Array, "..."]:
 
 
 def blocks_taken(state: State, lane: Lane) -> Int[Array, " replicas"]:
-    """Blocks that the iterations begun so far in each running leap have taken, beyond those taken at its launch."""
+    """Blocks that the iterations begun so far in each running leap have taken, beyond those taken at its
+    launch.
+    """
     threads, replicas = state.threads, state.replicas
     begun = jnp.where(replicas.phase == BUSY, iterations_until(replicas, state.now - replicas.start), 0)
     rows = jnp.arange(begun.shape[0])[:, None]
@@ -48,7 +50,9 @@ def _service(state: State, shape: Shape) -> Int[Array, " programs"]:
 
 
 def blocks_lost(state: State, taken: Int[Array, " replicas"]) -> Int[Array, "replicas extents"]:
-    """Blocks with content that the running leaps have already taken, though this is booked only when they end."""
+    """Blocks with content that the running leaps have already taken, though this is booked only when they
+    end.
+    """
     extents, replicas = state.extents, state.replicas
     is_victim = jnp.arange(extents.blocks.shape[1])[None, :] == replicas.victim[:, None]
     beyond = jnp.maximum(taken - replicas.fresh, 0)[:, None] - extents.blanks
@@ -67,7 +71,9 @@ def observe(
     limit_blocks: Int[Array, ""],
     taken: Int[Array, " replicas"],
 ) -> Observation:
-    """The observation for one call: of `prompt` tokens, of which at most `limit_blocks` blocks can be cached."""
+    """The observation for one call: of `prompt` tokens, of which at most `limit_blocks` blocks can be
+    cached.
+    """
     threads = state.threads
     prefix = at(traffic.prefix[lane.workload], thread)
     settled = replace(state.extents, blocks=state.extents.blocks - blocks_lost(state, taken))
@@ -99,7 +105,9 @@ def observe(
 def observe_queue(
     state: State, traffic: Traffic, lane: Lane, shape: Shape, here: Int[Array, ""]
 ) -> tuple[Observation, Observation]:
-    """The observations for all threads at once, for a replica at an iteration boundary, and the axes to map over."""
+    """The observations for all threads at once, for a replica at an iteration boundary, and the axes to map
+    over.
+    """
     threads = state.threads
     each = state.extents.blocks[:, : shape.threads]
     block_size = lane.limits.block_size

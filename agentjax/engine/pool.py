@@ -1,7 +1,8 @@
 """The block pool of each replica: what is in the free queue, what is protected, who goes first.
 
-The queue is held as counts: `fresh` blanks at its head, then extents in order of `key`, each behind its `blanks`, then `tail`
-blanks. Every function works on all replicas of the mask `on` at once. Rules: docs/semantics.md, section 3.
+The queue is held as counts: `fresh` blanks at its head, then extents in order of `key`, each behind its
+`blanks`, then `tail` blanks. Every function works on all replicas of the mask `on` at once. Rules:
+docs/semantics.md, section 3.
 """
 
 import jax.numpy as jnp
@@ -22,8 +23,12 @@ def available(state: State) -> Int[Array, " replicas"]:
     return replicas.free + replicas.protected - replicas.owed
 
 
-def _join(state: State, extent: Int[Array, ""], blocks: Int[Array, " replicas"], on: Bool[Array, " replicas"]) -> State:
-    """Append an extent of so many blocks to the queue, behind the blanks at its tail; nothing happens for 0 blocks."""
+def _join(
+    state: State, extent: Int[Array, ""], blocks: Int[Array, " replicas"], on: Bool[Array, " replicas"]
+) -> State:
+    """Append an extent of so many blocks to the queue, behind the blanks at its tail; nothing happens for 0
+    blocks.
+    """
     extents, replicas = state.extents, state.replicas
     on = on & (blocks > 0)
     stamp = state.totals.stamp + 1
@@ -43,7 +48,9 @@ def _join(state: State, extent: Int[Array, ""], blocks: Int[Array, " replicas"],
 
 
 def _leave(state: State, extent: Int[Array, ""], on: Bool[Array, " replicas"]) -> State:
-    """Take an extent out of the queue; its blanks pass to its successor, or to the tail. Its `blocks` stay for the caller."""
+    """Take an extent out of the queue; its blanks pass to its successor, or to the tail. Its `blocks` stay
+    for the caller.
+    """
     extents, replicas = state.extents, state.replicas
     key = column(extents.key, extent)
     on = on & (key < NEVER)
@@ -68,7 +75,9 @@ def _leave(state: State, extent: Int[Array, ""], on: Bool[Array, " replicas"]) -
     )
 
 
-def _drop_reference(state: State, shape: Shape, prefix: Int[Array, ""], on: Bool[Array, " replicas"], was_protected: Array) -> State:
+def _drop_reference(
+    state: State, shape: Shape, prefix: Int[Array, ""], on: Bool[Array, " replicas"], was_protected: Array
+) -> State:
     """A shared prefix has just lost one reference: protect it, or queue it, if that was the last of its kind.
 
     `was_protected`: its blocks were counted as protected before (no running user then).
@@ -100,7 +109,9 @@ def give_back(
     protect_until: Int[Array, ""],
     on: Bool[Array, " replicas"],
 ) -> State:
-    """A running call leaves its blocks: tail first, to the queue or under a protection (`protect_until` >= 0)."""
+    """A running call leaves its blocks: tail first, to the queue or under a protection (`protect_until` >=
+    0).
+    """
     threads = state.threads
     computed, known = at(threads.computed, thread), at(threads.known, thread)
     full = jnp.minimum(quotient(computed, block_size), quotient(known - 1, block_size))
@@ -122,7 +133,10 @@ def give_back(
             state.extents,
             blocks=put_column(state.extents.blocks, thread, jnp.broadcast_to(content, on.shape), on),
             deadline=put_column(
-                state.extents.deadline, thread, jnp.broadcast_to(jnp.where(protect, protect_until, UNPROTECTED), on.shape), on
+                state.extents.deadline,
+                thread,
+                jnp.broadcast_to(jnp.where(protect, protect_until, UNPROTECTED), on.shape),
+                on,
             ),
         ),
     )
@@ -137,7 +151,9 @@ def give_back(
         prefixes=replace(
             counts,
             running=put_column(counts.running, index, column(counts.running, index) - 1, shared),
-            protected=put_column(counts.protected, index, column(counts.protected, index) + 1, shared & protect),
+            protected=put_column(
+                counts.protected, index, column(counts.protected, index) + 1, shared & protect
+            ),
         ),
     )
     return _drop_reference(state, shape, prefix, on, jnp.zeros_like(on))
@@ -146,7 +162,9 @@ def give_back(
 def end_protection(
     state: State, shape: Shape, thread: Int[Array, ""], prefix: Int[Array, ""], on: Bool[Array, " replicas"]
 ) -> State:
-    """The protection of a thread's context ends, if there is one: its blocks join the queue, then its prefix if unused."""
+    """The protection of a thread's context ends, if there is one: its blocks join the queue, then its prefix
+    if unused.
+    """
     extents, replicas = state.extents, state.replicas
     on = on & (column(extents.deadline, thread) >= 0)
     blocks = column(extents.blocks, thread)
@@ -159,7 +177,9 @@ def end_protection(
     return _unprotect_prefix(state, shape, prefix, on)
 
 
-def _unprotect_prefix(state: State, shape: Shape, prefix: Int[Array, ""], on: Bool[Array, " replicas"]) -> State:
+def _unprotect_prefix(
+    state: State, shape: Shape, prefix: Int[Array, ""], on: Bool[Array, " replicas"]
+) -> State:
     """One protected context above the prefix fewer."""
     if shape.prefixes == 0:
         return state
@@ -168,7 +188,8 @@ def _unprotect_prefix(state: State, shape: Shape, prefix: Int[Array, ""], on: Bo
     left = column(counts.protected, index) - 1
     was_protected = column(counts.running, index) == 0
     state = replace(
-        state, prefixes=replace(counts, protected=put_column(counts.protected, index, left, on & (prefix >= 0)))
+        state,
+        prefixes=replace(counts, protected=put_column(counts.protected, index, left, on & (prefix >= 0))),
     )
     return _drop_reference(state, shape, prefix, on, was_protected)
 
@@ -181,15 +202,18 @@ def cut_context(
     lost: Int[Array, " replicas"],
     on: Bool[Array, " replicas"],
 ) -> State:
-    """Compaction: resident private blocks beyond `blocks_left` become blanks where they are; protected ones join the queue.
+    """Compaction: resident private blocks beyond `blocks_left` become blanks where they are; protected ones
+    join the queue.
 
-    `lost`: blocks of the context that running leaps have taken but not booked; those had content when they were taken.
+    `lost`: blocks of the context that running leaps have taken but not booked; those had content when they
+    were taken.
     """
     extents, replicas = state.extents, state.replicas
     blocks = column(extents.blocks, thread)
     queued = column(extents.key, thread) < NEVER
     pinned = column(extents.deadline, thread) >= 0
-    # Blocks that a leap has taken from a queued context are booked as blanks now, those from a protected one when it ends.
+    # Blocks that a leap has taken from a queued context are booked as blanks now, those from a protected one
+    # when it ends.
     dead = jnp.where(on, jnp.maximum(blocks - jnp.where(pinned, lost, 0) - blocks_left, 0), 0)
     bare = on & pinned & (blocks == dead) & (prefix_blocks == 0)
     return replace(
@@ -207,7 +231,9 @@ def cut_context(
             protected=replicas.protected - jnp.where(pinned, dead, 0),
         ),
         totals=replace(
-            state.totals, evicted=state.totals.evicted + jnp.sum(jnp.where(queued, jnp.minimum(lost, dead), 0), dtype=state.totals.evicted.dtype)
+            state.totals,
+            evicted=state.totals.evicted
+            + jnp.sum(jnp.where(queued, jnp.minimum(lost, dead), 0), dtype=state.totals.evicted.dtype),
         ),
     )
 
@@ -247,7 +273,9 @@ def touch(
         replicas=replace(replicas, protected=replicas.protected - jnp.where(own, blocks, 0)),
     )
     state = _leave(state, thread, on)
-    state = replace(state, extents=replace(state.extents, blocks=put_column(state.extents.blocks, thread, 0, on)))
+    state = replace(
+        state, extents=replace(state.extents, blocks=put_column(state.extents.blocks, thread, 0, on))
+    )
     if shape.prefixes == 0:
         return state
     index = jnp.maximum(prefix, 0)
@@ -271,15 +299,21 @@ def touch(
 
 
 def reclaim_order(extents: Extents, now: Int[Array, ""]) -> Int[Array, "replicas extents"]:
-    """Sort key of reclaiming: the queue by age, then expired protections by deadline, then the others, latest deadline first."""
+    """Sort key of reclaiming: the queue by age, then expired protections by deadline, then the others,
+    latest deadline first.
+    """
     guarded = extents.deadline >= 0
     expired = extents.deadline <= now
     broken = jnp.where(expired, extents.deadline, NEVER - extents.deadline)
-    return jnp.where(extents.key < NEVER, extents.key - NEVER, jnp.where(guarded, broken, jnp.iinfo(jnp.int64).max))
+    return jnp.where(
+        extents.key < NEVER, extents.key - NEVER, jnp.where(guarded, broken, jnp.iinfo(jnp.int64).max)
+    )
 
 
 def choose_victim(state: State, on: Bool[Array, " replicas"]) -> State:
-    """Note the extent to reclaim from next; blanks behind the last extent join the head of an otherwise empty queue."""
+    """Note the extent to reclaim from next; blanks behind the last extent join the head of an otherwise
+    empty queue.
+    """
     replicas = state.replicas
     order = reclaim_order(state.extents, state.now)
     victim = jnp.argmin(order, axis=1).astype(jnp.int32)
@@ -316,7 +350,13 @@ def pay_fresh(state: State, on: Bool[Array, " replicas"]) -> State:
     )
 
 
-def pay(state: State, shape: Shape, thread_prefix: Int[Array, " threads"], replica: Int[Array, ""], on: Bool[Array, " replicas"]) -> State:
+def pay(
+    state: State,
+    shape: Shape,
+    thread_prefix: Int[Array, " threads"],
+    replica: Int[Array, ""],
+    on: Bool[Array, " replicas"],
+) -> State:
     """Take owed blocks from the head of the queue and from one extent behind it, the victim noted before."""
     state = pay_fresh(state, on)
     extents, replicas = state.extents, state.replicas
@@ -343,7 +383,10 @@ def pay(state: State, shape: Shape, thread_prefix: Int[Array, " threads"], repli
             free=replicas.free - from_blanks - jnp.where(guarded, 0, from_blocks),
             protected=replicas.protected - jnp.where(guarded, from_blocks, 0),
         ),
-        totals=replace(state.totals, evicted=state.totals.evicted + jnp.sum(from_blocks, dtype=state.totals.evicted.dtype)),
+        totals=replace(
+            state.totals,
+            evicted=state.totals.evicted + jnp.sum(from_blocks, dtype=state.totals.evicted.dtype),
+        ),
     )
     if shape.prefixes == 0:
         return state
@@ -360,7 +403,9 @@ def prefix_blocks(
     return jnp.where(prefix >= 0, at(prefix_tokens, jnp.maximum(prefix, 0)) // block_size, 0)
 
 
-def prefix_in_use(state: State, shape: Shape, prefix: Int[Array, ""], replica: Int[Array, ""]) -> Bool[Array, ""]:
+def prefix_in_use(
+    state: State, shape: Shape, prefix: Int[Array, ""], replica: Int[Array, ""]
+) -> Bool[Array, ""]:
     """Whether a running call of the replica holds the shared prefix."""
     if shape.prefixes == 0:
         return jnp.asarray(False)

@@ -11,7 +11,9 @@ from agentjax.policies.base import decide, has_trait
 
 
 def record(state: State, thread: Int[Array, ""], when: Bool[Array, ""]) -> State:
-    """Write the record of a thread's last completed call, if records are kept; before the first call there is none."""
+    """Write the record of a thread's last completed call, if records are kept; before the first call there
+    is none.
+    """
     if state.records is None:
         return state
     threads = state.threads
@@ -43,8 +45,9 @@ def release_one(
 ) -> State:
     """The next call of a thread is due: rules 2 and 8 of docs/semantics.md.
 
-    A running leap is cut where the release could change a decision: the call goes to the head of the queue, an admission gate looks at the
-    queue again, or the leap is breaking protections and this release frees protected blocks.
+    A running leap is cut where the release could change a decision: the call goes to the head of the queue,
+    an admission gate looks at the queue again, or the leap is breaking protections and this release frees
+    protected blocks.
     """
     state = record(state, thread, when)
     threads, replicas, workload = state.threads, state.replicas, lane.workload
@@ -61,7 +64,9 @@ def release_one(
     taken = blocks_taken(state, lane)
     home = at(threads.replica, thread)
 
-    observation = observe(state, traffic, lane, shape, thread, jnp.maximum(home, 0), prompt, below, limit, taken)
+    observation = observe(
+        state, traffic, lane, shape, thread, jnp.maximum(home, 0), prompt, below, limit, taken
+    )
     target = decide(shape.policies.routing, lane.policy.routing, observation).astype(jnp.int32)
     target = jnp.clip(target, 0, lane.limits.replicas - 1)
     observation = replace(observation, here=target)
@@ -73,7 +78,9 @@ def release_one(
     gates = has_trait(shape.policies.admission, lane.policy.admission, "gates")
     ends = when & guarded & ~until_admission
     frees = when & guarded
-    concerned = (here & (priority < replicas.head_priority)) | (frees & replicas.breaking) | (gates & (here | frees))
+    concerned = (
+        (here & (priority < replicas.head_priority)) | (frees & replicas.breaking) | (gates & (here | frees))
+    )
     state = replace(state, replicas=leap.cut(replicas, state.now, concerned & (replicas.phase == BUSY)))
 
     lost = column(blocks_lost(state, taken), thread)

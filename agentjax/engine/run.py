@@ -1,4 +1,5 @@
-"""Running lanes: stacking and padding, one compilation, scanning in chunks over all devices, and what comes out."""
+"""Running lanes: stacking and padding, one compilation, scanning in chunks over all devices, and what comes
+out."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -22,7 +23,11 @@ from agentjax.workloads.pack import Workload, refuse_unfit
 CHUNK = 1024
 """Steps between two looks at the lanes from outside."""
 
-STATUS = {0: "completed", 1: "deadlocked: calls wait, none runs and none can be admitted", 2: "no progress within a chunk of steps"}
+STATUS = {
+    0: "completed",
+    1: "deadlocked: calls wait, none runs and none can be admitted",
+    2: "no progress within a chunk of steps",
+}
 """What `Outcome.status` says of a lane."""
 
 LIMITS = ("replicas", "kv_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens")
@@ -39,7 +44,8 @@ class LaneSpec:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Results, one lane a row; times in ns, −1 where something did not happen; calls in the order of the workload.
+    """Results, one lane a row; times in ns, −1 where something did not happen; calls in the order of the
+    workload.
 
     The arrays of calls are None where no call records were kept.
     """
@@ -92,7 +98,10 @@ def run_lanes(
     """
     if not lanes:
         raise complaint("lanes", "none", "at least one")
-    for workload, cluster in {(spec.workload, spec.cluster.kv_blocks, spec.cluster.block_size, spec.cluster.max_model_len): spec for spec in lanes}.items():
+    for workload, cluster in {
+        (spec.workload, spec.cluster.kv_blocks, spec.cluster.block_size, spec.cluster.max_model_len): spec
+        for spec in lanes
+    }.items():
         refuse_unfit(workloads[workload[0]], *workload[1:])
         del cluster
     with jax.enable_x64(True):
@@ -141,8 +150,12 @@ def _run(
 
 
 @lru_cache(maxsize=32)
-def compiled(shape: Shape, devices: tuple[jax.Device, ...], lanes_per_device: int) -> tuple[Callable, Callable]:
-    """The functions (initial states; one chunk of steps) for lanes split over devices; compiled at their first call."""
+def compiled(
+    shape: Shape, devices: tuple[jax.Device, ...], lanes_per_device: int
+) -> tuple[Callable, Callable]:
+    """The functions (initial states; one chunk of steps) for lanes split over devices; compiled at their
+    first call.
+    """
     mesh = Mesh(np.asarray(devices), ("lanes",))
     split, whole = PartitionSpec("lanes"), PartitionSpec()
 
@@ -166,12 +179,16 @@ def compiled(shape: Shape, devices: tuple[jax.Device, ...], lanes_per_device: in
         return state, active, state.now, jnp.sum(state.threads.turn, axis=1)
 
     begin = jax.shard_map(begin, mesh=mesh, in_specs=(whole, split), out_specs=split, check_vma=False)
-    advance = jax.shard_map(advance, mesh=mesh, in_specs=(split, whole, split), out_specs=split, check_vma=False)
+    advance = jax.shard_map(
+        advance, mesh=mesh, in_specs=(split, whole, split), out_specs=split, check_vma=False
+    )
     return jax.jit(begin), jax.jit(advance, donate_argnums=0)
 
 
 def stack_traffic(workloads: Sequence[Workload]) -> Traffic:
-    """The workloads padded and stacked; sizes are rounded up, so that similar workloads share a compilation."""
+    """The workloads padded and stacked; sizes are rounded up, so that similar workloads share a
+    compilation.
+    """
 
     def stacked(name: str, fill: int, multiple: int) -> np.ndarray:
         rows = [getattr(workload, name) for workload in workloads]
@@ -209,7 +226,11 @@ def stack_lanes(specs: Sequence[LaneSpec]) -> Lane:
 
 
 def _outcome(
-    state: State, traffic: Traffic, workloads: Sequence[Workload], specs: Sequence[LaneSpec], stalled: np.ndarray
+    state: State,
+    traffic: Traffic,
+    workloads: Sequence[Workload],
+    specs: Sequence[LaneSpec],
+    stalled: np.ndarray,
 ) -> Outcome:
     """The final states as an `Outcome`."""
     count = len(specs)
@@ -217,7 +238,9 @@ def _outcome(
     threads, totals = state.threads, state.totals
     which = np.asarray([spec.workload for spec in specs])
     records = None if state.records is None else _last_records(state, traffic, which)
-    prompts = np.asarray([int(np.sum(workload.prompt_tokens, dtype=np.int64)) for workload in workloads])[which]
+    prompts = np.asarray([int(np.sum(workload.prompt_tokens, dtype=np.int64)) for workload in workloads])[
+        which
+    ]
     finished = np.where(threads.status == DONE, threads.finished, -1)
     stuck = state.stuck | np.any(threads.status != DONE, axis=1) & ~stalled[:count]
 
@@ -251,7 +274,9 @@ def _outcome(
 
 
 def _last_records(state: State, traffic: Traffic, workload: np.ndarray) -> np.ndarray:
-    """The call records, completed with the last call of every thread, which is still in the thread's state."""
+    """The call records, completed with the last call of every thread, which is still in the thread's
+    state.
+    """
     assert state.records is not None
     threads = state.threads
     records = np.array(state.records[:, :-1])

@@ -1,7 +1,8 @@
 """One scheduling action of one replica: vLLM's `schedule()`, taken apart into steps that cost no time.
 
-An action schedules all running calls, or goes on to the first that does not fit and notes whom to preempt for it; then it admits one
-call; then, if nothing else can be admitted, it launches. Rules: docs/semantics.md, sections 4 and 6.
+An action schedules all running calls, or goes on to the first that does not fit and notes whom to preempt
+for it; then it admits one call; then, if nothing else can be admitted, it launches. Rules:
+docs/semantics.md, sections 4 and 6.
 """
 
 import equinox as eqx
@@ -31,7 +32,9 @@ class Survey(eqx.Module):
     """What pass 1 would do for the running calls that are not scheduled yet."""
 
     calls: Bool[Array, " threads"]
-    prefills: Bool[Array, " threads"]  # at most one: a partial prefill uses up the budget, so it is last in order
+    prefills: Bool[
+        Array, " threads"
+    ]  # at most one: a partial prefill uses up the budget, so it is last in order
     full: Bool[Array, " threads"]  # calls without room in their last block
     scheduled: Int[Array, ""]  # tokens in the batch already
     chunk: Int[Array, ""]  # tokens of the prefill
@@ -86,7 +89,9 @@ def survey(state: State, lane: Lane, replica: Int[Array, ""]) -> Survey:
 def schedule(
     state: State, traffic: Traffic, lane: Lane, shape: Shape, replica: Int[Array, ""], when: Bool[Array, ""]
 ) -> State:
-    """One scheduling action on a replica at an iteration boundary; everything else due at this instant has been handled."""
+    """One scheduling action on a replica at an iteration boundary; everything else due at this instant has
+    been handled.
+    """
     on = when & (jnp.arange(shape.replicas) == replica)
     ready = when & (at(state.replicas.owed, replica) == 0)
     state, tokens, stopped_at = _schedule_running(state, traffic, lane, shape, replica, ready)
@@ -100,9 +105,10 @@ def schedule(
 def _schedule_running(
     state: State, traffic: Traffic, lane: Lane, shape: Shape, replica: Int[Array, ""], ready: Bool[Array, ""]
 ) -> tuple[State, Int[Array, ""], Int[Array, ""]]:
-    """Pass 1. Returns the state, the tokens in the batch, and the thread for which a call must be preempted (-1: none)."""
+    """Pass 1. Returns the state, the tokens in the batch, and the thread for which a call must be preempted
+    (-1: none).
+    """
     threads, replicas = state.threads, state.replicas
-    block_size = lane.limits.block_size
     open_pass = ready & ~at(replicas.passed, replica)
     needs = survey(state, lane, replica)
     space = at(pool.available(state), replica)
@@ -130,7 +136,11 @@ def _schedule_running(
             replicas,
             owed=replicas.owed + jnp.where(on, owed, 0),
             passed=replicas.passed | (on & fits),
-            chunk=jnp.where(on, jnp.where(fits | next_fits | ~at(needs.prefills, next_call), -1, needs.chunk), replicas.chunk),
+            chunk=jnp.where(
+                on,
+                jnp.where(fits | next_fits | ~at(needs.prefills, next_call), -1, needs.chunk),
+                replicas.chunk,
+            ),
         ),
         totals=replace(
             state.totals,
@@ -144,7 +154,12 @@ def _schedule_running(
 
 
 def _fill_prefix(
-    state: State, traffic: Traffic, lane: Lane, shape: Shape, thread: Int[Array, ""], on: Bool[Array, " replicas"]
+    state: State,
+    traffic: Traffic,
+    lane: Lane,
+    shape: Shape,
+    thread: Int[Array, ""],
+    on: Bool[Array, " replicas"],
 ) -> State:
     """Blocks of a shared prefix have content as soon as a call that computes them is scheduled (rule 3.3)."""
     prefix = at(traffic.prefix[lane.workload], thread)
@@ -152,7 +167,9 @@ def _fill_prefix(
     extent = shape.threads + jnp.maximum(prefix, 0)
     filled = jnp.minimum(at(state.threads.computed, thread) // lane.limits.block_size, whole)
     blocks = jnp.maximum(column(state.extents.blocks, extent), filled)
-    extents = replace(state.extents, blocks=put_column(state.extents.blocks, extent, blocks, on & (prefix >= 0)))
+    extents = replace(
+        state.extents, blocks=put_column(state.extents.blocks, extent, blocks, on & (prefix >= 0))
+    )
     return replace(state, extents=extents)
 
 
@@ -166,7 +183,9 @@ def _preempt_or_admit(
     tokens: Int[Array, ""],
     stopped_at: Int[Array, ""],
 ) -> tuple[State, Outcome]:
-    """Choose a thread: the victim of a preemption if pass 1 was stopped, else the head of the queue, and admit it if it fits."""
+    """Choose a thread: the victim of a preemption if pass 1 was stopped, else the head of the queue, and
+    admit it if it fits.
+    """
     threads, replicas, limits = state.threads, state.replicas, lane.limits
     workload = lane.workload
     block_size = limits.block_size
@@ -181,7 +200,9 @@ def _preempt_or_admit(
     thread = lexicographic_argmin(
         jnp.where(preempting, (threads.status == RUNNING) & here, eligible),
         jnp.where(preempting, worst_first, threads.priority),
-        jnp.where(preempting, jnp.where(fcfs, last_first.astype(jnp.int64), -threads.released), threads.order),
+        jnp.where(
+            preempting, jnp.where(fcfs, last_first.astype(jnp.int64), -threads.released), threads.order
+        ),
         threads.admitted,
     )
     on = jnp.arange(shape.replicas) == replica
@@ -239,9 +260,13 @@ def _eligible(
     waiting: Bool[Array, " threads"],
     running: Int[Array, ""],
 ) -> Bool[Array, " threads"]:
-    """Waiting calls that the admission policy lets pass; preempted ones always, all where none would and none runs."""
+    """Waiting calls that the admission policy lets pass; preempted ones always, all where none would and
+    none runs.
+    """
     observation, axes = observe_queue(state, traffic, lane, shape, replica)
-    answers = jax.vmap(lambda obs: decide(shape.policies.admission, lane.policy.admission, obs), in_axes=(axes,))(observation)
+    answers = jax.vmap(
+        lambda obs: decide(shape.policies.admission, lane.policy.admission, obs), in_axes=(axes,)
+    )(observation)
     passing = waiting & (answers | (state.threads.first_scheduled >= 0))
     return jnp.where((running == 0) & ~jnp.any(passing), waiting, passing)
 

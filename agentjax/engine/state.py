@@ -1,8 +1,9 @@
 """The padded arrays of one lane, and what they are made from.
 
-Axes: `programs` P; `threads` T = P·J (thread t belongs to program t // J; the two axes are stored as one, so that choosing a
-thread is one argmin); `replicas` R; `extents` E = T + G, the KV contents that may lie idle on a replica: one per thread, then
-one per shared prefix. Times are int64 nanoseconds, tokens and blocks int32.
+Axes: `programs` P; `threads` T = P·J (thread t belongs to program t // J; the two axes are stored as one, so
+that choosing a thread is one argmin); `replicas` R; `extents` E = T + G, the KV contents that may lie idle
+on a replica: one per thread, then one per shared prefix. Times are int64 nanoseconds, tokens and blocks
+int32.
 """
 
 import equinox as eqx
@@ -19,11 +20,23 @@ UNPROTECTED = -1
 """Deadline of an extent without protection."""
 
 WAITING, QUEUED, RUNNING, DONE = range(4)
-"""Thread status: before a release (arrival or tool gap), in a replica's queue, admitted, past its last call."""
+"""Thread status: before a release (arrival or tool gap), in a replica's queue, admitted, past its last
+call."""
 IDLE, DECIDING, BUSY, COMPLETING = range(4)
-"""Replica phase: nothing to do, at an iteration boundary, inside a leap, at the end of a leap with calls left to complete."""
+"""Replica phase: nothing to do, at an iteration boundary, inside a leap, at the end of a leap with calls
+left to complete."""
 
-RECORD = ("released", "scheduled", "first_token", "finished", "service", "cached", "preemptions", "resumed", "replica")
+RECORD = (
+    "released",
+    "scheduled",
+    "first_token",
+    "finished",
+    "service",
+    "cached",
+    "preemptions",
+    "resumed",
+    "replica",
+)
 """Columns of the call records."""
 
 
@@ -107,13 +120,16 @@ class Threads(eqx.Module):
 
 
 class Extents(eqx.Module):
-    """KV content that no running call uses, as counts: in the free queue (`key` < NEVER) or protected (`deadline` >= 0).
+    """KV content that no running call uses, as counts: in the free queue (`key` < NEVER) or protected
+    (`deadline` >= 0).
 
-    A thread's resident KV is a prefix of its context because blocks are freed and reclaimed last first. `blanks`
-    are the blocks without content queued between the next older extent and this one.
+    A thread's resident KV is a prefix of its context because blocks are freed and reclaimed last first.
+    `blanks` are the blocks without content queued between the next older extent and this one.
     """
 
-    blocks: Int[Array, "replicas extents"]  # private blocks; of a shared prefix: resident blocks, in use or not
+    blocks: Int[
+        Array, "replicas extents"
+    ]  # private blocks; of a shared prefix: resident blocks, in use or not
     key: Int[Array, "replicas extents"]
     blanks: Int[Array, "replicas extents"]
     deadline: Int[Array, "replicas extents"]

@@ -1,4 +1,5 @@
-"""One step of one lane: the clock, then at most one event of each kind. See docs/semantics.md, section 2, for their order."""
+"""One step of one lane: the clock, then at most one event of each kind. See docs/semantics.md, section 2,
+for their order."""
 
 import jax
 import jax.numpy as jnp
@@ -15,15 +16,17 @@ from agentjax.engine.state import BUSY, COMPLETING, DECIDING, NEVER, Lane, Shape
 def step(state: State, traffic: Traffic, lane: Lane, shape: Shape) -> State:
     """Advance a lane by one step; a lane with nothing left to do stays as it is.
 
-    The step works on one replica, its actor: the first with an iteration that ends now or with calls left to complete, else the first
-    with a decision to take.
+    The step works on one replica, its actor: the first with an iteration that ends now or with calls left to
+    complete, else the first with a decision to take.
     """
     thread = jnp.argmin(state.threads.wake).astype(jnp.int32)
     wake = at(state.threads.wake, thread)
     state, ending, active = _advance_clock(state, wake)
     replicas = state.replicas
     completing = ending | (replicas.phase == COMPLETING)
-    actor = jnp.argmax(jnp.where(jnp.any(completing), completing, replicas.phase == DECIDING)).astype(jnp.int32)
+    actor = jnp.argmax(jnp.where(jnp.any(completing), completing, replicas.phase == DECIDING)).astype(
+        jnp.int32
+    )
     on = active & (jnp.arange(shape.replicas) == actor)
 
     with jax.named_scope("end_leap"):
@@ -46,8 +49,12 @@ def step(state: State, traffic: Traffic, lane: Lane, shape: Shape) -> State:
     return replace(state, totals=replace(state.totals, steps=state.totals.steps + active))
 
 
-def _advance_clock(state: State, wake: Int[Array, ""]) -> tuple[State, Bool[Array, " replicas"], Bool[Array, ""]]:
-    """To the next instant with something to do. Returns the state, which leaps end at it, and whether there is one."""
+def _advance_clock(
+    state: State, wake: Int[Array, ""]
+) -> tuple[State, Bool[Array, " replicas"], Bool[Array, ""]]:
+    """To the next instant with something to do. Returns the state, which leaps end at it, and whether there
+    is one.
+    """
     replicas = state.replicas
     end = jnp.where(replicas.phase == BUSY, replicas.end, NEVER)
     at_boundary = jnp.any((replicas.phase == DECIDING) | (replicas.phase == COMPLETING))
@@ -58,9 +65,15 @@ def _advance_clock(state: State, wake: Int[Array, ""]) -> tuple[State, Bool[Arra
 
 
 def _leave_one(
-    state: State, traffic: Traffic, lane: Lane, shape: Shape, actor: Int[Array, ""], completing: Bool[Array, " replicas"]
+    state: State,
+    traffic: Traffic,
+    lane: Lane,
+    shape: Shape,
+    actor: Int[Array, ""],
+    completing: Bool[Array, " replicas"],
 ) -> tuple[State, Bool[Array, ""]]:
-    """One call leaves the actor: the next complete one in order of admission, or the one noted for preemption.
+    """One call leaves the actor: the next complete one in order of admission, or the one noted for
+    preemption.
 
     Returns the state and whether the actor has no further call to complete.
     """

@@ -79,9 +79,9 @@ class Affine(AbstractPerformance):
             + jnp.where(batch.prefill_tokens > 0, self.c_prefill0_ns, 0.0)
         )
 
-    def growth_ns(self, decode_sequences: Number) -> Number:
-        """Each iteration adds one token to the context of every decoding call."""
-        return self.c_kv_ns * decode_sequences
+    def leap(self, batch: BatchShape, iterations: Number) -> tuple[Number, Number]:
+        """All of them: each iteration adds one token to the context of every decoding call."""
+        return iterations, self.c_kv_ns * batch.decode_sequences
 
 
 def _nanoseconds(name: str, seconds: ArrayLike) -> np.ndarray:

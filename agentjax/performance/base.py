@@ -20,12 +20,37 @@ class BatchShape(eqx.Module):
     The sums run over the scheduled calls; a call brings n tokens on top of c tokens of context.
     """
 
-    tokens: Number  # sum of n
     sequences: Number  # number of calls
-    context_tokens: Number  # sum of c + n
-    prefill_work_tokens2: Number  # sum of n * (c + n / 2) over the calls that do not decode
-    prefill_tokens: Number  # sum of n over the calls that do not decode
     decode_sequences: Number  # number of calls that decode
+    decode_context_tokens: Number  # sum of c + 1 over the calls that decode
+    decode_context_max_tokens: Number  # the largest of these
+    prefill_tokens: Number  # sum of n over the calls that do not decode
+    prefill_context_tokens: Number  # sum of c over the calls that do not decode
+    prefill_work_tokens2: Number  # sum of n * (c + n / 2) over the calls that do not decode
+
+    @property
+    def tokens(self) -> Number:
+        """Sum of n over all calls."""
+        return self.prefill_tokens + self.decode_sequences
+
+    @property
+    def context_tokens(self) -> Number:
+        """Sum of c + n over all calls."""
+        return self.prefill_context_tokens + self.prefill_tokens + self.decode_context_tokens
+
+
+def decode_batch(sequences: Number, context_tokens: Number, context_max_tokens: Number) -> BatchShape:
+    """An iteration of decodes only, whose contexts add up to `context_tokens` after it."""
+    none = context_tokens * 0.0
+    return BatchShape(
+        sequences=sequences,
+        decode_sequences=sequences,
+        decode_context_tokens=context_tokens,
+        decode_context_max_tokens=context_max_tokens,
+        prefill_tokens=none,
+        prefill_context_tokens=none,
+        prefill_work_tokens2=none,
+    )
 
 
 class AbstractPerformance(eqx.Module):
@@ -41,8 +66,17 @@ class AbstractPerformance(eqx.Module):
         """Duration of an iteration (ns), not rounded."""
 
     @abstractmethod
-    def growth_ns(self, decode_sequences: Number) -> Number:
-        """How much longer (ns) each further iteration of the same `decode_sequences` decoding calls takes."""
+    def leap(self, batch: BatchShape, iterations: Number) -> tuple[Number, Number]:
+        """Many iterations of one batch of decodes, each context growing by one token in each.
+
+        Args:
+            batch: the first of them.
+            iterations: at most so many, at least 1.
+
+        Returns:
+            How many of them may be taken as a line (at least 1), and by how much (ns) each takes longer than the one
+            before. For a model affine in the context that is all of them, exactly.
+        """
 
     def iteration_s(self, batch: BatchShape) -> Number:
         """Duration of an iteration (s)."""

@@ -1,13 +1,14 @@
 """What a policy sees, what it answers, and how a user adds one.
 
-A policy is a pure function of an observation. Its keyword arguments are its parameters; their defaults are the published
-ones. Every registered member of a family is evaluated at each decision and the chosen one is kept, so that the choice and
-the parameters are traced values and one compilation serves a whole grid.
+A policy is a pure function of an observation. Its keyword arguments are its parameters; their defaults are
+the published ones. Every registered member of a family is evaluated at each decision and the chosen one is
+kept, so that the choice and the parameters are traced values and one compilation serves a whole grid.
 """
 
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import equinox as eqx
@@ -16,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from agentjax.errors import InputError, closest
+from agentjax.errors import among, complaint
 
 
 class ProgramView(eqx.Module):
@@ -50,7 +51,9 @@ class ReplicaView(eqx.Module):
 
 
 class Observation(eqx.Module):
-    """Everything a policy may read. `here` is the replica concerned (for routing: the program's previous one)."""
+    """Everything a policy may read. `here` is the replica concerned (for routing: the program's previous
+    one).
+    """
 
     now_s: Float[Array, ""]
     releases: Int[Array, ""]  # calls released so far in the whole cluster
@@ -91,7 +94,9 @@ class Choice(eqx.Module):
 
 @dataclass
 class Family:
-    """A named family of policies with one signature; `known_traits` are what `register` accepts beside the name."""
+    """A named family of policies with one signature; `known_traits` are what `register` accepts beside the
+    name.
+    """
 
     name: str
     known_traits: tuple[str, ...] = ()
@@ -105,13 +110,17 @@ class Family:
         """
         for trait in traits:
             if trait not in self.known_traits:
-                raise InputError(f"{self.name} {name!r}: unknown trait {trait!r}; allowed are {list(self.known_traits)}")
+                raise complaint(
+                    f"{self.name} {name!r}", f"an unknown trait {trait!r}", among(trait, self.known_traits)
+                )
 
         def add(function: Callable[..., Any]) -> Callable[..., Any]:
             parameters = []
             for key, parameter in list(inspect.signature(function).parameters.items())[1:]:
                 if isinstance(parameter.default, bool) or not isinstance(parameter.default, int | float):
-                    raise InputError(f"{self.name} {name!r}: parameter {key!r} needs a number as its default")
+                    raise complaint(
+                        f"{self.name} {name!r}, {key}", repr(parameter.default), "a number as its default"
+                    )
                 parameters.append((key, float(parameter.default)))
             self.members[name] = Member(name, function, tuple(parameters), tuple(sorted(traits.items())))
             return function
@@ -125,7 +134,7 @@ class Family:
             InputError: no such policy; the sentence lists the registered ones.
         """
         if name not in self.members:
-            raise InputError(f"unknown {self.name} policy {name!r}{closest(name, self.members)}; known are {sorted(self.members)}")
+            raise complaint(self.name, repr(name), among(name, self.members))
         return self.members[name]
 
     def choose(self, name: str, parameters: Mapping[str, float] | None = None) -> Choice:
@@ -138,11 +147,9 @@ class Family:
         values = dict(member.parameters)
         for key, value in (parameters or {}).items():
             if key not in values:
-                raise InputError(
-                    f"{self.name} policy {name!r} has no parameter {key!r}{closest(key, values)}; it has {sorted(values)}"
-                )
+                raise complaint(f"{self.name} {name!r}", f"an unknown parameter {key!r}", among(key, values))
             if isinstance(value, bool) or not isinstance(value, int | float) or not np.isfinite(value):
-                raise InputError(f"{self.name} policy {name!r}: {key} is {value!r}, expected a finite number")
+                raise complaint(f"{self.name} {name!r}, {key}", repr(value), "a finite number")
             values[key] = float(value)
         width = max((len(m.parameters) for m in self.members.values()), default=0)
         padded = np.zeros(width)
@@ -158,7 +165,7 @@ def decide(members: tuple[Member, ...], choice: Choice, observation: Observation
         answers.append(member.function(observation, **dict(zip(names, choice.parameters, strict=False))))
     chosen = answers[0]
     for i, answer in enumerate(answers[1:], start=1):
-        chosen = jax.tree.map(lambda a, b: jnp.where(choice.index == i, b, a), chosen, answer)
+        chosen = jax.tree.map(partial(jnp.where, choice.index == i), answer, chosen)
     return chosen
 
 
@@ -168,18 +175,20 @@ def has_trait(members: tuple[Member, ...], choice: Choice, trait: str) -> Bool[A
 
 
 retention = Family("retention", ("until_admission",))
-"""`f(obs) -> Retain` at completion of a call. Trait `until_admission`: a protection ends when the program's next call is
-admitted instead of when it is released."""
+"""`f(obs) -> Retain` at completion of a call. Trait `until_admission`: a protection ends when the program's
+next call is admitted instead of when it is released."""
 
 scheduling = Family("scheduling", ("fcfs_queue",))
-"""`f(obs) -> priority` at release of a call, smaller first, ties in order of release. Trait `fcfs_queue`: vLLM's fcfs queue,
-where a preempted call goes to the front and the call admitted last is the victim; without it, vLLM's priority queue."""
+"""`f(obs) -> priority` at release of a call, smaller first, ties in order of release. Trait `fcfs_queue`:
+vLLM's fcfs queue, where a preempted call goes to the front and the call admitted last is the victim; without
+it, vLLM's priority queue."""
 
 routing = Family("routing")
 """`f(obs) -> replica index` at release of a call."""
 
 admission = Family("admission", ("gates", "monotone"))
-"""`f(obs) -> bool`, whether a waiting call may be admitted now. Trait `gates`: it may answer no, and held calls are skipped.
-Trait `monotone`: a held call stays held while nothing happens but that running calls take more blocks (the clock does
-not matter); without it the policy is asked at every iteration while calls wait, which costs steps."""
+"""`f(obs) -> bool`, whether a waiting call may be admitted now. Trait `gates`: it may answer no, and held
+calls are skipped. Trait `monotone`: a held call stays held while nothing happens but that running calls take
+more blocks (the clock does not matter); without it the policy is asked at every iteration while calls wait,
+which costs steps."""
 FAMILIES = {family.name: family for family in (retention, scheduling, routing, admission)}

@@ -4,12 +4,13 @@ from collections.abc import Mapping
 
 import equinox as eqx
 
-from agentjax.errors import InputError, closest
+from agentjax.errors import among, complaint
 from agentjax.policies.base import FAMILIES, Choice, Member
 
 
 class Policy(eqx.Module):
-    """One choice a plane. Built from names, e.g. `Policy(retention="ttl", parameters={"retention": {"tau_s": 5}})`.
+    """One choice a plane. Built from names, e.g. `Policy(retention="ttl", parameters={"retention": {"tau_s":
+    5}})`.
 
     Args:
         retention, scheduling, routing, admission: names of registered policies.
@@ -35,7 +36,7 @@ class Policy(eqx.Module):
         parameters = dict(parameters or {})
         for family in parameters:
             if family not in FAMILIES:
-                raise InputError(f"parameters of unknown policy family {family!r}{closest(family, FAMILIES)}; families are {list(FAMILIES)}")
+                raise complaint("policy parameters", repr(family), among(family, FAMILIES))
         self.retention = FAMILIES["retention"].choose(retention, parameters.get("retention"))
         self.scheduling = FAMILIES["scheduling"].choose(scheduling, parameters.get("scheduling"))
         self.routing = FAMILIES["routing"].choose(routing, parameters.get("routing"))
@@ -53,4 +54,9 @@ class PolicySpace(eqx.Module):
 
 def registered() -> PolicySpace:
     """All policies registered so far."""
-    return PolicySpace(*(tuple(FAMILIES[name].members.values()) for name in ("retention", "scheduling", "routing", "admission")))
+    return PolicySpace(
+        *(
+            tuple(FAMILIES[name].members.values())
+            for name in ("retention", "scheduling", "routing", "admission")
+        )
+    )

@@ -1,24 +1,36 @@
 """One run: a workload, a cluster and a policy in, a dataset out."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from agentjax.cluster import Cluster
-from agentjax.policies import FAMILIES, Policy
-from agentjax.workloads.pack import Workload, pack
+from agentjax.config.build import chosen
+from agentjax.engine.run import STATUS, LaneSpec, Outcome, run_lanes
+from agentjax.policies import Policy
+from agentjax.sweep.run import lane_record
+from agentjax.workloads.pack import SECOND, Workload, pack
 from agentjax.workloads.program import Program
 
 if TYPE_CHECKING:
     import xarray as xr
 
-_CALLS = {
-    "call_released_ns": ("released_s", "release of the call"),
-    "call_scheduled_ns": ("scheduled_s", "first scheduling"),
-    "call_first_token_ns": ("first_token_s", "first token"),
-    "call_finished_ns": ("finished_s", "last token"),
-    "call_service_ns": ("service_s", "iterations that scheduled the call"),
+_CALL_TIMES = {
+    "released": "release of the call",
+    "scheduled": "first scheduling",
+    "first_token": "first token",
+    "finished": "last token",
+    "service": "iterations that scheduled the call",
+}
+_CALL_COUNTS = {
+    "call_cached_tokens": (
+        "cached_tokens",
+        "prompt tokens found in the prefix cache at first scheduling",
+        {"units": "tokens"},
+    ),
+    "call_preemptions": ("preemptions_of_call", "preemptions of the call", {}),
+    "call_replica": ("replica_of_call", "replica that ran the call", {}),
 }
 _TOTALS = {
     "iterations": ("1", "engine iterations"),
@@ -49,61 +61,67 @@ def simulate(
         check: verify the engine's invariants after every step (slow).
 
     Returns:
-        A dataset over `program`, `call` (program by program) and `replica`: instants and durations in seconds, counts,
-        and the totals of the run; units in the attributes. NaN where something did not happen.
+        A dataset over `program`, `call` (program by program) and `replica`: instants and durations in
+        seconds, counts, and the totals of the run; units in the attributes. NaN where something did not
+        happen.
 
     Raises:
         InputError: a workload that the cluster can never run.
     """
+    packed = workload if isinstance(workload, Workload) else pack(list(workload))
+    lane = LaneSpec(0, cluster, policy or Policy())
+    return run_dataset(run_lanes([packed], [lane], leaps=leaps, checks=check), packed, lane)
+
+
+def run_dataset(outcome: Outcome, workload: Workload, lane: LaneSpec) -> "xr.Dataset":
+    """The dataset that `simulate` returns, of an outcome with one lane and its call records."""
     import xarray as xr
 
-    from agentjax.engine.run import STATUS, LaneSpec, run_lanes
-
-    packed = workload if isinstance(workload, Workload) else pack(list(workload))
-    outcome = run_lanes([packed], [LaneSpec(0, cluster, policy or Policy())], leaps=leaps, checks=check)
-    calls, programs, replicas = len(packed.gap), len(packed.names), cluster.replicas
-    variables: dict[str, tuple[str | tuple[()], np.ndarray, dict[str, str]]] = {}
+    calls, programs, replicas = len(workload.gap), len(workload.names), lane.cluster.replicas
 
     def seconds(values: np.ndarray) -> np.ndarray:
-        return np.where(values >= 0, values / 1e9, np.nan)
+        return np.where(values >= 0, values / SECOND, np.nan)
 
-    for column, (name, meaning) in _CALLS.items():
-        variables[name] = ("call", seconds(getattr(outcome, column)[0, :calls]), {"units": "s", "long_name": meaning})
-    variables |= {
-        "program_of_call": ("call", packed.call_program, {"long_name": "index of the call's program"}),
-        "turn": ("call", packed.call_turn, {"long_name": "place of the call in its program"}),
-        "prompt_tokens_of_call": ("call", packed.prompt_tokens, {"units": "tokens", "long_name": "prompt of the call"}),
-        "output_tokens_of_call": ("call", packed.output_tokens, {"units": "tokens", "long_name": "output of the call"}),
-        "cached_tokens": (
-            "call",
-            outcome.call_cached_tokens[0, :calls],
-            {"units": "tokens", "long_name": "prompt tokens found in the prefix cache at first scheduling"},
-        ),
-        "preemptions_of_call": ("call", outcome.call_preemptions[0, :calls], {"long_name": "preemptions of the call"}),
-        "replica_of_call": ("call", outcome.call_replica[0, :calls], {"long_name": "replica that ran the call"}),
-    }
-    arrival = packed.arrival / 1e9
+    def of_call(values: np.ndarray, meaning: str, **units: str) -> tuple[str, np.ndarray, dict[str, str]]:
+        return "call", values[:calls], {**units, "long_name": meaning}
+
+    def of_program(values: np.ndarray, meaning: str) -> tuple[str, np.ndarray, dict[str, str]]:
+        return "program", values, {"units": "s", "long_name": meaning}
+
+    def of_run(value: Any, meaning: str, units: str) -> tuple[tuple[()], Any, dict[str, str]]:
+        return (), value, {"units": units, "long_name": meaning}
+
+    arrival = seconds(workload.arrival)
     finished = seconds(outcome.program_finished_ns[0, :programs])
+    service = seconds(outcome.program_service_ns[0, :programs])
+    busy = seconds(outcome.busy_ns[0, :replicas])
+    record = lane_record(outcome, 0, workload, lane.cluster)
+    variables: dict[str, tuple[Any, Any, dict[str, str]]] = {
+        f"{event}_s": of_call(seconds(getattr(outcome, f"call_{event}_ns")[0]), meaning, units="s")
+        for event, meaning in _CALL_TIMES.items()
+    }
     variables |= {
-        "arrival_s": ("program", arrival, {"units": "s", "long_name": "arrival of the program"}),
-        "program_finished_s": ("program", finished, {"units": "s", "long_name": "end of the program"}),
-        "jct_s": ("program", finished - arrival, {"units": "s", "long_name": "job completion time"}),
-        "attained_service_s": (
-            "program",
-            outcome.program_service_ns[0, :programs] / 1e9,
-            {"units": "s", "long_name": "iterations that scheduled the program's calls"},
-        ),
-        "busy_s": ("replica", outcome.busy_ns[0, :replicas] / 1e9, {"units": "s", "long_name": "time in iterations"}),
-        "makespan_s": ((), seconds(outcome.makespan_ns[0]), {"units": "s", "long_name": "end of the last program"}),
+        name: of_call(getattr(outcome, column)[0], meaning, **units)
+        for column, (name, meaning, units) in _CALL_COUNTS.items()
+    }
+    variables |= {
+        "program_of_call": of_call(workload.call_program, "index of the call's program"),
+        "turn": of_call(workload.call_turn, "place of the call in its program"),
+        "prompt_tokens_of_call": of_call(workload.prompt_tokens, "prompt of the call", units="tokens"),
+        "output_tokens_of_call": of_call(workload.output_tokens, "output of the call", units="tokens"),
+        "arrival_s": of_program(arrival, "arrival of the program"),
+        "program_finished_s": of_program(finished, "end of the program"),
+        "jct_s": of_program(finished - arrival, "job completion time"),
+        "attained_service_s": of_program(service, "iterations that scheduled the program's calls"),
+        "busy_s": ("replica", busy, {"units": "s", "long_name": "time in iterations"}),
+        "makespan_s": of_run(record["makespan"], "first arrival to last completion", "s"),
+        "utilization": of_run(record["utilization"], "share of the makespan spent in iterations", "1"),
     }
     for name, (units, meaning) in _TOTALS.items():
-        variables[name] = ((), np.asarray(getattr(outcome, name)[0]), {"units": units, "long_name": meaning})
-    names = {
-        family: list(registered.members)[int(getattr(policy or Policy(), family).index)]
-        for family, registered in FAMILIES.items()
-    }
+        variables[name] = of_run(getattr(outcome, name)[0], meaning, units)
+    policies = {family: member.name for family, (member, _) in chosen(lane.policy).items()}
     return xr.Dataset(
         variables,
-        coords={"program": list(packed.names)},
-        attrs={"status": STATUS[int(outcome.status[0])], **names},
+        coords={"program": np.array(workload.names, np.dtypes.StringDType())},
+        attrs={"status": STATUS[int(outcome.status[0])], **policies},
     )

@@ -12,15 +12,19 @@ from agentjax.compilation import prepare
 from agentjax.config import CommandLine, run_command
 from agentjax.config.build import build_cluster, build_policy, build_workload
 from agentjax.config.compose import plain, refuse_missing
+from agentjax.engine.run import STATUS, LaneSpec, run_lanes
 from agentjax.errors import complaint
 from agentjax.metrics import LOAD_REGIMES
+from agentjax.plotting import check_ending, jct_figure, save_figure
+from agentjax.policies import FAMILIES
+from agentjax.report import make_console, run_table
+from agentjax.simulate import run_dataset
+from agentjax.sweep.cube import save_cube
+from agentjax.sweep.run import lane_record
 
 
 def run_one(config: DictConfig, line: CommandLine) -> None:
     """Runs the simulation of a composed configuration, prints its metrics and writes what was asked for."""
-    from agentjax.plotting import check_ending, jct_figure, save_figure
-    from agentjax.report import make_console, run_table
-
     start = time.perf_counter()
     resolved = plain(config, resolve=True)
     refuse_missing(resolved)
@@ -32,15 +36,15 @@ def run_one(config: DictConfig, line: CommandLine) -> None:
     cluster = build_cluster(resolved["cluster"], resolved["performance"])
     policy = build_policy(resolved)
     prepare(config.execution.devices)
-    record, result = _simulate(workload, cluster, policy, bool(config.out))
+    lane = LaneSpec(0, cluster, policy)
+    outcome = run_lanes([workload], [lane])
+    record = lane_record(outcome, 0, workload, cluster)
     heading = _heading(resolved)
     console = make_console()
     console.print(run_table(record, heading))
     console.print(_summary(record), highlight=False)
     if config.out:
-        from agentjax.sweep.cube import save_cube
-
-        save_cube(result, Path(config.out))
+        save_cube(run_dataset(outcome, workload, lane), Path(config.out))
         console.print(f"result {config.out}", highlight=False, soft_wrap=True)
     if config.figure:
         save_figure(jct_figure(record["jct"], heading), config.figure)
@@ -48,22 +52,10 @@ def run_one(config: DictConfig, line: CommandLine) -> None:
     console.print(f"{time.perf_counter() - start:.1f} s in all")
 
 
-def _simulate(workload: Any, cluster: Any, policy: Any, wants_dataset: bool) -> tuple[dict[str, Any], Any]:
-    from agentjax.sweep.run import Point, run_points
-
-    record = dict(run_points([Point(0, cluster, policy)], [workload]).records[0])
-    if not wants_dataset:
-        return record, None
-    from agentjax.simulate import simulate
-
-    return record, simulate(workload, cluster, policy)
-
-
 def _heading(config: dict[str, Any]) -> str:
     workload = config["workload"]
     name = workload.get("generator") or Path(str(workload.get("path", "workload"))).name
-    families = ("retention", "scheduling", "routing", "admission")
-    return f"{name}: " + ", ".join(str(config[family]["name"]) for family in families)
+    return f"{name}: " + ", ".join(str(config[family]["name"]) for family in FAMILIES)
 
 
 def _summary(record: dict[str, Any]) -> str:
@@ -76,7 +68,7 @@ def _summary(record: dict[str, Any]) -> str:
         f"load {record['load_regime']} (of {', '.join(LOAD_REGIMES)})",
     ]
     if record["status"]:
-        parts.append(f"the run did not complete (status {record['status']})")
+        parts.append(f"the run did not complete ({STATUS[record['status']]})")
     return "; ".join(parts)
 
 

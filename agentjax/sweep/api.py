@@ -7,31 +7,28 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-import numpy as np
-
-from agentjax.config.build import FAMILIES
-from agentjax.config.sentences import among
-from agentjax.errors import complaint
+from agentjax.cluster import Cluster
+from agentjax.config.build import chosen
+from agentjax.errors import among, complaint
+from agentjax.policies import FAMILIES, Policy
+from agentjax.policies.base import Member
 from agentjax.sweep.cube import build_cube, save_cube
-from agentjax.sweep.grid import Axis, check_values, labels_of, make_axes
+from agentjax.sweep.grid import check_values, labels_of, make_axes, reference, seeds
 from agentjax.sweep.run import LANES_PER_TILE, Point, run_points
 from agentjax.sweep.tiles import Tiles, package_version
+from agentjax.workloads import Program
+from agentjax.workloads.pack import Workload, pack
 
 if TYPE_CHECKING:
     import xarray as xr
-
-    from agentjax.cluster import Cluster
-    from agentjax.policies import Policy
-    from agentjax.workloads import Program
-    from agentjax.workloads.pack import Workload
 
 _OBJECTS = ("workload", "cluster", "performance")
 
 
 def sweep(
-    workload: "Workload | Sequence[Program] | Callable[..., Any]",
-    cluster: "Cluster",
-    policy: "Policy",
+    workload: Workload | Sequence[Program] | Callable[..., Any],
+    cluster: Cluster,
+    policy: Policy,
     *,
     grid: Mapping[str, Any],
     baseline: Mapping[str, Any] | None = None,
@@ -69,7 +66,7 @@ def sweep(
     """
     subject = _Subject(workload, cluster, policy, grid)
     axes = make_axes(subject.values_of)
-    reference = _reference(axes, baseline or {})
+    labels = reference(axes, baseline or {})
     points = [subject.point(labels) for labels in labels_of(axes)]
     folder = Path(out) if out is not None else None
     finished = run_points(
@@ -80,7 +77,7 @@ def sweep(
         progress,
         run_lanes,
     )
-    attrs = {"version": package_version(), "seeds": _seeds(axes), "baseline": json.dumps(reference)}
+    attrs = {"version": package_version(), "seeds": seeds(axes), "baseline": json.dumps(labels)}
     cube = build_cube(axes, finished.records, attrs)
     if folder:
         save_cube(cube, folder / "cube.zarr")
@@ -90,7 +87,7 @@ def sweep(
 class _Subject:
     """What a grid varies, and what is left when labels are chosen."""
 
-    def __init__(self, workload: Any, cluster: "Cluster", policy: "Policy", grid: Mapping[str, Any]):
+    def __init__(self, workload: Any, cluster: Cluster, policy: Policy, grid: Mapping[str, Any]):
         self._base = {"workload": workload, "cluster": cluster, "policy": policy}
         self._objects: dict[str, dict[str, Any]] = {}
         self._families: dict[str, list[str]] = {}
@@ -130,18 +127,14 @@ class _Subject:
         cluster = _replaced(cluster, {**_under("cluster", labels), "performance": performance})
         return Point(self._workload(labels), cluster, self._policy(labels))
 
-    def _policy(self, labels: Mapping[str, Any]) -> "Policy":
-        from agentjax.policies import Policy
-
+    def _policy(self, labels: Mapping[str, Any]) -> Policy:
         names: dict[str, str] = {}
         parameters: dict[str, dict[str, float]] = {}
-        for family in FAMILIES:
-            own_name, own = _choice(self._base["policy"], family)
-            names[family] = labels.get(family, own_name)
-            known = [key for key, _ in _member(family, names[family]).parameters]
-            values = own if names[family] == own_name else {}
-            values = values | _under(family, labels)
-            parameters[family] = {key: value for key, value in values.items() if key in known}
+        for family, (own, values) in chosen(self._base["policy"]).items():
+            member = _member(family, labels.get(family, own.name))
+            values = (values if member is own else {}) | _under(family, labels)
+            names[family] = member.name
+            parameters[family] = {key: values[key] for key, _ in member.parameters if key in values}
         return Policy(**names, parameters=parameters)
 
     def _workload(self, labels: Mapping[str, Any]) -> int:
@@ -179,9 +172,8 @@ class _Subject:
 
     def _known_keys(self) -> list[str]:
         known = []
-        for family in FAMILIES:
-            names = self._families.get(family, [_choice(self._base["policy"], family)[0]])
-            for name in names:
+        for family, (own, _) in chosen(self._base["policy"]).items():
+            for name in self._families.get(family, [own.name]):
                 known += [f"{family}.{key}" for key, _ in _member(family, name).parameters]
         cluster = next(iter(self._objects.get("cluster", {}).values()), self._base["cluster"])
         performance = next(iter(self._objects.get("performance", {}).values()), cluster.performance)
@@ -193,23 +185,11 @@ class _Subject:
         return list(dict.fromkeys(known))
 
 
-def _member(family: str, name: str) -> Any:
-    from agentjax.policies import FAMILIES as registered
-
-    members = registered[family].members
+def _member(family: str, name: str) -> Member:
+    members = FAMILIES[family].members
     if name not in members:
         raise complaint(family, repr(name), among(name, members))
     return members[name]
-
-
-def _choice(policy: "Policy", family: str) -> tuple[str, dict[str, float]]:
-    """Name and parameters of a policy's choice in one family."""
-    from agentjax.policies import FAMILIES as registered
-
-    choice = getattr(policy, family)
-    member = list(registered[family].members.values())[int(choice.index)]
-    values = np.asarray(choice.parameters)[: len(member.parameters)]
-    return member.name, {key: float(value) for (key, _), value in zip(member.parameters, values, strict=True)}
 
 
 def _under(group: str, labels: Mapping[str, Any]) -> dict[str, Any]:
@@ -225,9 +205,7 @@ def _replaced(value: Any, changes: Mapping[str, Any]) -> Any:
     return dataclasses.replace(value, **changes) if changes else value
 
 
-def _packed(source: Any, arguments: Mapping[str, Any]) -> "Workload":
-    from agentjax.workloads.pack import Workload, pack
-
+def _packed(source: Any, arguments: Mapping[str, Any]) -> Workload:
     if callable(source):
         source = source(**arguments)
     if isinstance(source, Workload):
@@ -239,26 +217,3 @@ def _packed(source: Any, arguments: Mapping[str, Any]) -> "Workload":
             "programs, a packed workload or a function that returns one of them",
         )
     return pack(cast("Sequence[Program]", list(source)))
-
-
-def _reference(axes: Sequence[Axis], baseline: Mapping[str, Any]) -> dict[str, Any]:
-    """The baseline by dimension name, completed with the first value of every axis that it leaves out."""
-    by_name = {axis.name: axis for axis in axes if not axis.is_seed}
-    by_key = {axis.key: axis.name for axis in by_name.values()}
-    reference = {name: axis.values[0] for name, axis in by_name.items()}
-    for key, value in baseline.items():
-        name = by_key.get(key, key)
-        if name not in by_name:
-            raise complaint("grid.baseline", f"no axis {key!r}", among(key, by_name))
-        if value not in by_name[name].values:
-            raise complaint(
-                f"grid.baseline.{key}",
-                repr(value),
-                among(value, [str(found) for found in by_name[name].values]),
-            )
-        reference[name] = value
-    return reference
-
-
-def _seeds(axes: Sequence[Axis]) -> list[Any]:
-    return [value for axis in axes if axis.is_seed for value in axis.values]

@@ -16,17 +16,16 @@ from agentjax.config.build import build_cluster, build_policy, build_workload
 from agentjax.config.compose import Groups, plain, refuse_missing
 from agentjax.errors import complaint, shown
 from agentjax.plotting import change_figure, check_ending, save_figure
+from agentjax.policies import FAMILIES
 from agentjax.report import check_published, level_sentence, make_console, policy_table
-from agentjax.sweep.api import _reference, _seeds
 from agentjax.sweep.cube import build_cube, open_cube, save_cube
-from agentjax.sweep.grid import Axis, Grid, canonical, expand
+from agentjax.sweep.grid import Axis, Grid, canonical, expand, reference, seeds
 from agentjax.sweep.run import Finished, Point, run_points
 from agentjax.sweep.tiles import Tiles, package_version
+from agentjax.workloads.pack import Workload
 
 if TYPE_CHECKING:
     import xarray as xr
-
-    from agentjax.workloads.pack import Workload
 
 NOT_SIMULATED = ("out", "figure", "execution")
 """Root keys that say where and how a grid runs; no result depends on them."""
@@ -37,7 +36,7 @@ def run_grid(config: DictConfig, line: CommandLine) -> None:
     start = time.perf_counter()
     raw = plain(config)
     grid = expand(raw, line.axes, Groups(line.overrides), _resolved(config))
-    reference = _reference(grid.axes, _mapping(config, "baseline"))
+    baseline = reference(grid.axes, _mapping(config, "baseline"))
     check_published(_mapping(config, "published"))
     lanes = _lanes_per_tile(config)
     points, workloads = _build(grid)
@@ -47,7 +46,7 @@ def run_grid(config: DictConfig, line: CommandLine) -> None:
     picture = _picture(config, folder)
     prepare(config.execution.devices)
     console = make_console()
-    attrs = _attributes(raw, grid, reference)
+    attrs = _attributes(raw, grid, baseline)
     finished = _run(points, workloads, folder, lanes, console)
     path = folder / "cube.zarr"
     cube, is_new = _cube(path, grid.axes, finished, attrs)
@@ -107,7 +106,7 @@ def _name(config: DictConfig, grid: Grid) -> str:
     return config.grid.name or "_x_".join(axis.name for axis in grid.axes)
 
 
-def _build(grid: Grid) -> "tuple[list[Point], list[Workload]]":
+def _build(grid: Grid) -> tuple[list[Point], list[Workload]]:
     """The objects of every point; equal parts of configurations are built once."""
     built: dict[str, Any] = {}
     workloads: list[Workload] = []
@@ -124,7 +123,7 @@ def _build(grid: Grid) -> "tuple[list[Point], list[Workload]]":
 
     points = []
     for config in grid.configs:
-        policy = {family: config[family] for family in ("retention", "scheduling", "routing", "admission")}
+        policy = {family: config[family] for family in FAMILIES}
         points.append(
             Point(
                 once("workload", add_workload, config["workload"]),
@@ -135,18 +134,18 @@ def _build(grid: Grid) -> "tuple[list[Point], list[Workload]]":
     return points, workloads
 
 
-def _attributes(raw: Mapping[str, Any], grid: Grid, reference: Mapping[str, Any]) -> dict[str, Any]:
+def _attributes(raw: Mapping[str, Any], grid: Grid, baseline: Mapping[str, Any]) -> dict[str, Any]:
     config = {key: value for key, value in raw.items() if key not in NOT_SIMULATED} | grid.configs[0]
     config["grid"] = config["grid"] | {
         "axes": {axis.key: list(axis.values) for axis in grid.axes},
-        "baseline": dict(reference),
+        "baseline": dict(baseline),
     }
     return {
         "version": package_version(),
         "title": _title(grid),
         "config": OmegaConf.to_yaml(config),
-        "seeds": _seeds(grid.axes),
-        "baseline": json.dumps(dict(reference)),
+        "seeds": seeds(grid.axes),
+        "baseline": json.dumps(dict(baseline)),
         "published": json.dumps(config["grid"]["published"] or {}),
     }
 
@@ -177,7 +176,7 @@ def _title(grid: Grid) -> str:
 
 
 def _run(
-    points: list[Point], workloads: "list[Workload]", folder: Path, lanes: int, console: Console
+    points: list[Point], workloads: list[Workload], folder: Path, lanes: int, console: Console
 ) -> Finished:
     columns = (
         TextColumn("{task.description}"),
@@ -222,7 +221,6 @@ def _cube(
 
 
 def _report(cube: "xr.Dataset", console: Console) -> None:
-
     console.print(policy_table(cube))
     sentence = level_sentence(cube)
     if sentence:

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from agentjax.config.compose import SIMULATION_GROUPS, Groups
-from agentjax.config.sentences import among, unknown_key
-from agentjax.errors import InputError, complaint, shown
+from agentjax.config.sentences import unknown_key
+from agentjax.errors import InputError, among, complaint, shown
 
 _SCALARS = (str, int, float, bool)
 _TAKEN = ("program", "jct")
@@ -74,6 +74,30 @@ def labels_of(axes: Sequence[Axis]) -> Iterator[dict[str, Any]]:
     """The points of a grid in row-major order, as labels by axis key."""
     for values in itertools.product(*(axis.values for axis in axes)):
         yield {axis.key: value for axis, value in zip(axes, values, strict=True)}
+
+
+def reference(axes: Sequence[Axis], baseline: Mapping[str, Any]) -> dict[str, Any]:
+    """The baseline by dimension name, completed with the first value of every axis that it leaves out.
+
+    Raises:
+        InputError: no such axis, or a value that does not lie on it.
+    """
+    by_name = {axis.name: axis for axis in axes if not axis.is_seed}
+    by_key = {axis.key: axis.name for axis in by_name.values()}
+    labels = {name: axis.values[0] for name, axis in by_name.items()}
+    for key, value in baseline.items():
+        name = by_key.get(key, key)
+        if name not in by_name:
+            raise complaint("grid.baseline", f"no axis {key!r}", among(key, by_name))
+        if value not in by_name[name].values:
+            raise complaint(f"grid.baseline.{key}", repr(value), among(value, by_name[name].values))
+        labels[name] = value
+    return labels
+
+
+def seeds(axes: Sequence[Axis]) -> list[Any]:
+    """The values of the axes that repeat configurations with other draws."""
+    return [value for axis in axes if axis.is_seed for value in axis.values]
 
 
 def flatten(axes: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

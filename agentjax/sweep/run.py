@@ -4,21 +4,19 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from agentjax.config.build import FAMILIES
+from agentjax.cluster import Cluster
+from agentjax.config.build import chosen
+from agentjax.engine import run as engine
 from agentjax.metrics import CallTimes, run_metrics
+from agentjax.policies import Policy
 from agentjax.sweep.tiles import Record, Tiles, cut, fingerprint
-from agentjax.workloads.pack import refuse_unfit
+from agentjax.workloads.pack import SECOND, Workload, refuse_unfit
 
-if TYPE_CHECKING:
-    from agentjax.cluster import Cluster
-    from agentjax.policies import Policy
-    from agentjax.workloads.pack import Workload
-
-LANES_PER_TILE = 16
+LANES_PER_TILE = 64
 Progress = Callable[[float, int], None]
 """Called with the number of configurations finished (a fraction inside a tile) and the number of all."""
 
@@ -28,8 +26,8 @@ class Point:
     """What one point of a grid simulates; `workload` is an index into the grid's workloads."""
 
     workload: int
-    cluster: "Cluster"
-    policy: "Policy"
+    cluster: Cluster
+    policy: Policy
 
 
 @dataclass(frozen=True)
@@ -43,7 +41,7 @@ class Finished:
 
 def run_points(
     points: Sequence[Point],
-    workloads: "Sequence[Workload]",
+    workloads: Sequence[Workload],
     tiles: Tiles | None = None,
     lanes_per_tile: int = LANES_PER_TILE,
     progress: Progress | None = None,
@@ -78,12 +76,11 @@ def run_points(
     report(total - len(pending), total)
     start = time.perf_counter()
     done = total - len(pending)
-    if pending and run_lanes is None:
-        from agentjax.engine.run import run_lanes
     for part in cut(list(pending.items()), lanes_per_tile):
-        outcome = run_lanes(  # pyright: ignore[reportOptionalCall]
+        lanes = [engine.LaneSpec(point.workload, point.cluster, point.policy) for _, point in part]
+        outcome = (run_lanes or engine.run_lanes)(
             workloads,
-            [_lane(point) for _, point in part],
+            lanes + lanes[-1:] * (lane_count(len(lanes)) - len(lanes)),
             calls=True,
             progress=partial(_report_share, report, done, len(part), total),
         )
@@ -99,30 +96,35 @@ def run_points(
     return Finished(tuple(records[key] for key in keys), len(pending), time.perf_counter() - start)
 
 
-def lane_record(outcome: Any, row: int, workload: "Workload", cluster: "Cluster") -> Record:
+def lane_count(lanes: int) -> int:
+    """Lanes of a tile with at least the given number, padded so that few different numbers are compiled."""
+    return next((count for count in (1, 2, 4) if lanes <= count), -(-lanes // 8) * 8)
+
+
+def lane_record(outcome: Any, row: int, workload: Workload, cluster: Cluster) -> Record:
     """The metrics of one lane of an outcome."""
-    calls, programs = len(np.asarray(workload.output_tokens)), len(np.asarray(workload.arrival))
+    calls, programs = len(workload.output_tokens), len(workload.arrival)
 
     def seconds(name: str, count: int) -> np.ndarray:
-        nanoseconds = np.asarray(getattr(outcome, name)[row][:count])
-        return np.where(nanoseconds >= 0, nanoseconds * 1e-9, np.nan)
+        nanoseconds = getattr(outcome, name)[row][:count]
+        return np.where(nanoseconds >= 0, nanoseconds / SECOND, np.nan)
 
     times = CallTimes(
         released_s=seconds("call_released_ns", calls),
         scheduled_s=seconds("call_scheduled_ns", calls),
         first_token_s=seconds("call_first_token_ns", calls),
         finished_s=seconds("call_finished_ns", calls),
-        output_tokens=np.asarray(workload.output_tokens),
+        output_tokens=workload.output_tokens,
     )
-    replicas = int(cluster.replicas)
+    replicas = cluster.replicas
     totals = {
         name: int(getattr(outcome, name)[row]) for name in ("prompt_tokens", "hit_tokens", "preemptions")
     }
     record = run_metrics(
         times,
-        np.asarray(workload.arrival) * 1e-9,
+        workload.arrival / SECOND,
         seconds("program_finished_ns", programs),
-        float(np.asarray(outcome.busy_ns[row][:replicas]).sum() * 1e-9),
+        float(outcome.busy_ns[row][:replicas].sum() / SECOND),
         replicas,
         totals,
     )
@@ -130,7 +132,7 @@ def lane_record(outcome: Any, row: int, workload: "Workload", cluster: "Cluster"
     return record
 
 
-def _refuse_unfit(points: Sequence[Point], workloads: "Sequence[Workload]") -> None:
+def _refuse_unfit(points: Sequence[Point], workloads: Sequence[Workload]) -> None:
     names = ("kv_blocks", "block_size", "max_model_len")
     limits = {(point.workload, *(getattr(point.cluster, name) for name in names)) for point in points}
     for workload, kv_blocks, block_size, max_model_len in sorted(limits):
@@ -142,24 +144,9 @@ def _report_share(report: Progress, done: int, lanes: int, total: int, share: fl
     report(done + share * lanes, total)
 
 
-def _lane(point: Point) -> Any:
-    from agentjax.engine.run import LaneSpec
-
-    return LaneSpec(point.workload, point.cluster, point.policy)
-
-
-def _policy_content(policy: "Policy") -> dict[str, Any]:
+def _policy_content(policy: Policy) -> dict[str, Any]:
     """Names, functions and parameters of the chosen policies; indices depend on what else is registered."""
-    from agentjax.policies import FAMILIES as registered
-
-    content: dict[str, Any] = {}
-    for family in FAMILIES:
-        choice = getattr(policy, family)
-        member = list(registered[family].members.values())[int(choice.index)]
-        values = [float(value) for value in np.asarray(choice.parameters)[: len(member.parameters)]]
-        content[family] = [
-            member.name,
-            member.function,
-            dict(zip((key for key, _ in member.parameters), values, strict=True)),
-        ]
-    return content
+    return {
+        family: [member.name, member.function, member.traits, values]
+        for family, (member, values) in chosen(policy).items()
+    }

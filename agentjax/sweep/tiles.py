@@ -5,6 +5,8 @@ import functools
 import hashlib
 import inspect
 import io
+import itertools
+import marshal
 import os
 import zipfile
 import zlib
@@ -69,13 +71,24 @@ def _feed(digest: Any, part: Any) -> None:
             _feed(digest, getattr(part, field.name))
     elif inspect.isfunction(part):
         digest.update(f"{part.__module__}.{part.__qualname__};".encode())
-        digest.update(inspect.getsource(part).encode())
+        digest.update(_code(part))
+        _feed(digest, [cell.cell_contents for cell in part.__closure__ or ()])
+    elif isinstance(part, functools.partial):
+        _feed(digest, [part.func, part.args, part.keywords])
     else:
         array = np.asarray(part)
         if array.dtype.hasobject:
             raise TypeError(f"cannot take the digest of {type(part).__name__}")
         digest.update(f"{array.dtype.str}{array.shape};".encode())
         digest.update(np.ascontiguousarray(array).tobytes())
+
+
+def _code(function: Any) -> bytes:
+    """The source of a function, or its compiled form where there is no source, as after `exec`."""
+    try:
+        return inspect.getsource(function).encode()
+    except OSError:
+        return marshal.dumps(function.__code__)
 
 
 class Tiles:
@@ -132,7 +145,7 @@ def cut(items: Sequence[Any], size: int) -> list[Sequence[Any]]:
     """Parts of at most `size` items whose sizes differ by at most one."""
     parts = -(-len(items) // size)
     edges = [round(index * len(items) / parts) for index in range(parts + 1)] if parts else []
-    return [items[low:high] for low, high in zip(edges, edges[1:], strict=False)]
+    return [items[low:high] for low, high in itertools.pairwise(edges)]
 
 
 def _stack(records: Mapping[str, Record]) -> dict[str, np.ndarray]:

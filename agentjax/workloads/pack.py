@@ -16,7 +16,9 @@ SECOND = 1_000_000_000
 
 @dataclass(frozen=True)
 class Workload:
-    """Programs as arrays: P programs, T threads (thread t belongs to program t), G shared prefixes, C calls. Times in ns."""
+    """Programs as arrays: P programs, T threads (thread t belongs to program t), G shared prefixes, C calls.
+    Times in ns.
+    """
 
     names: tuple[str, ...]
     arrival: Int[np.ndarray, " programs"]
@@ -122,6 +124,6 @@ def refuse_unfit(workload: Workload, kv_blocks: int, block_size: int, max_model_
             program, turn = workload.names[workload.call_program[call]], int(workload.call_turn[call])
             raise complaint(
                 f"program {program!r}, calls[{turn}]",
-                f"a prompt of {prompts[call]} and an output of {outputs[call]} tokens, which need {need[call]} {unit}",
+                f"a prompt of {prompts[call]} and an output of {outputs[call]} tokens, {need[call]} {unit} in all",
                 f"at most {limit}, all that a replica has",
             )

@@ -1,5 +1,5 @@
 """The built-in retention policies, one a file."""
 
-from agentjax.policies.retention import lru, evict, ttl, pressure_ttl, pin
+from agentjax.policies.retention import evict, lru, pin, pressure_ttl, ttl
 
-__all__ = ["lru", "evict", "ttl", "pressure_ttl", "pin"]
+__all__ = ["evict", "lru", "pin", "pressure_ttl", "ttl"]

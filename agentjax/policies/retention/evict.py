@@ -7,5 +7,7 @@ from agentjax.policies.base import Observation, Retain, retention
 
 @retention.register("evict")
 def evict(obs: Observation) -> Retain:
-    """Every completed call gives its private blocks back without content; a shared prefix stays cached as under LRU."""
+    """Every completed call gives its private blocks back without content; a shared prefix stays cached as
+    under LRU.
+    """
     return Retain(jnp.asarray(False), jnp.zeros_like(obs.now_s))

@@ -7,7 +7,8 @@ from agentjax.policies.base import Observation, Retain, retention
 
 @retention.register("pressure_ttl")
 def pressure_ttl(obs: Observation, tau_s: float = 2.0, low: float = 0.7, high: float = 0.9) -> Retain:
-    """Deadline = completion + tau·(1 − m/2), m = clip((u − low) / (high − low), 0, 1), u the KV utilization of the replica.
+    """Deadline = completion + tau·(1 − m/2), m = clip((u − low) / (high − low), 0, 1), u the KV utilization
+    of the replica.
 
     `tau_s` in seconds, `low` and `high` as shares of the pool. AgentServeSim, its pressure-aware TTL.
     """

@@ -1,5 +1,5 @@
 """The built-in routing policies, one a file."""
 
-from agentjax.policies.routing import round_robin, least_loaded, session_affinity
+from agentjax.policies.routing import least_loaded, round_robin, session_affinity
 
-__all__ = ["round_robin", "least_loaded", "session_affinity"]
+__all__ = ["least_loaded", "round_robin", "session_affinity"]

@@ -8,6 +8,8 @@ from agentjax.policies.base import Observation, routing
 
 @routing.register("least_loaded")
 def least_loaded(obs: Observation) -> Int[Array, ""]:
-    """Fewest running + queued calls, the lowest index on a tie. The LOAD routing of LLMServingSim and AgentServeSim."""
+    """Fewest running + queued calls, the lowest index on a tie. The LOAD routing of LLMServingSim and
+    AgentServeSim.
+    """
     load = obs.replicas.running + obs.replicas.queued
     return jnp.argmin(jnp.where(obs.replicas.in_use, load, jnp.iinfo(jnp.int32).max)).astype(jnp.int32)

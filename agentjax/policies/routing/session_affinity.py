@@ -9,8 +9,9 @@ from agentjax.policies.routing.least_loaded import least_loaded
 
 @routing.register("session_affinity")
 def session_affinity(obs: Observation, capacity_limit: float = 64.0) -> Int[Array, ""]:
-    """Home is the replica of the program's previous call. With `capacity_limit` calls or more in flight there, or before the first
-    call, the least loaded replica is taken and becomes home. AgentServeSim's session affinity."""
+    """Home is the replica of the program's previous call. With `capacity_limit` calls or more in flight
+    there, or before the first call, the least loaded replica is taken and becomes home. AgentServeSim's
+    session affinity."""
     home = obs.program.replica
     load = obs.replicas.running[home] + obs.replicas.queued[home]
     return jnp.where((home >= 0) & (load < capacity_limit), home, least_loaded(obs))

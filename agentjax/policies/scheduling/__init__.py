@@ -1,5 +1,5 @@
 """The built-in scheduling policies, one a file."""
 
-from agentjax.policies.scheduling import fcfs, program_fcfs, plas, sjf
+from agentjax.policies.scheduling import fcfs, plas, program_fcfs, sjf
 
-__all__ = ["fcfs", "program_fcfs", "plas", "sjf"]
+__all__ = ["fcfs", "plas", "program_fcfs", "sjf"]

@@ -1,0 +1,172 @@
+"""Cases of the reference (`tests.strategies`, `tests.reference.golden`) as lanes of the engine.
+
+All batches of `run` have the same shapes, so that one compilation serves them all.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from agentjax import Cluster, Policy
+from agentjax.engine import run as engine
+from agentjax.engine.run import LaneSpec, Outcome, run_lanes
+from agentjax.performance import Affine
+from agentjax.policies import Observation, scheduling
+from agentjax.workloads.pack import Workload
+
+LANES = 32
+"""Lanes of a batch: 31 cases and one that sets the number of replicas."""
+REPLICAS, PREFIXES = 3, 2
+"""The most that `random_case` draws."""
+
+CALL = {
+    "released": "call_released_ns",
+    "scheduled": "call_scheduled_ns",
+    "first_token": "call_first_token_ns",
+    "finished": "call_finished_ns",
+    "service_ns": "call_service_ns",
+    "cached_tokens": "call_cached_tokens",
+    "resume_hit_tokens": "call_resumed_tokens",
+    "preemptions": "call_preemptions",
+    "replica": "call_replica",
+}
+"""Fields of a call in the reference, and what the engine calls them."""
+PROGRAM = {"finished": "program_finished_ns", "service": "program_service_ns"}
+TOTALS = {
+    "iterations": "iterations",
+    "empty_schedules": "empty_schedules",
+    "preemptions": "preemptions",
+    "prompt_tokens": "prompt_tokens",
+    "hit_tokens": "hit_tokens",
+    "recompute_tokens": "recomputed_tokens",
+    "evicted_blocks": "evicted_blocks",
+    "makespan_ns": "makespan_ns",
+}
+
+
+def call_index(obs: Observation):
+    return obs.program.turn.astype(jnp.float64)
+
+
+def reverse_arrival(obs: Observation):
+    return -jnp.floor(obs.program.arrival_s * 1e6 + 5e-4)
+
+
+def zero(obs: Observation):
+    return jnp.zeros_like(obs.now_s)
+
+
+@contextmanager
+def priorities() -> Iterator[None]:
+    """The priorities that only tests use are registered; the same members each time, so nothing compiles anew."""
+    for function in (call_index, reverse_arrival, zero):
+        scheduling.register(function.__name__)(function)
+    try:
+        yield
+    finally:
+        for function in (call_index, reverse_arrival, zero):
+            del scheduling.members[function.__name__]
+
+
+def compile_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Within this test, what was compiled before is not used, and what the test compiles is not used after it."""
+    monkeypatch.setattr(engine, "compiled", lru_cache(engine.compiled.__wrapped__))
+
+
+def workload(programs: Sequence[dict], config: dict, prefixes: int = PREFIXES) -> Workload:
+    """The programs in the order given, with at least `prefixes` shared prefixes, if need be unused ones."""
+    prefix_tokens = config.get("prefix_tokens", [])
+    rows, lengths = [], [len(program["calls"]) for program in programs]
+    for program in programs:
+        context = 0 if program["prefix"] is None else prefix_tokens[program["prefix"]]
+        for turn, (new, output, kept, gap) in enumerate(program["calls"]):
+            # kept tokens of the first call, or more than there are, mean all of them
+            kept = -1 if kept is None or turn == 0 or kept >= context else kept
+            context = (context if kept < 0 else kept) + new + output
+            rows.append((new, output, kept, gap))
+    new, output, kept, gap = np.array(rows, np.int64).T
+    return Workload(
+        names=tuple(f"p{index}" for index in range(len(programs))),
+        arrival=np.array([program["arrival_ns"] for program in programs], np.int64),
+        first_call=(np.cumsum(lengths) - lengths).astype(np.int32),
+        calls=np.array(lengths, np.int32),
+        prefix=np.array([-1 if p["prefix"] is None else p["prefix"] for p in programs], np.int32),
+        prefix_tokens=np.array([*prefix_tokens, *[0] * (prefixes - len(prefix_tokens))], np.int32),
+        new_tokens=new.astype(np.int32),
+        output_tokens=output.astype(np.int32),
+        kept_tokens=kept.astype(np.int32),
+        gap=gap,
+    )
+
+
+def lane(index: int, config: dict) -> LaneSpec:
+    """The lane of a configuration; call it within `priorities`."""
+    cost = config["cost"]
+    limits = ("replicas", "kv_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens", "max_model_len")
+    coefficients = {f"{name}_s": cost[name] / 1e9 for name in ("c0", "c_tok", "c_seq", "c_kv", "c_prefill", "wakeup")}
+    planes = {plane: config[plane] for plane in ("retention", "routing", "admission")}
+    policy = Policy(
+        scheduling=config["scheduling"],
+        **{plane: name for plane, (name, _) in planes.items()},
+        parameters={plane: parameters for plane, (_, parameters) in planes.items()},
+    )
+    return LaneSpec(index, Cluster(**{n: config[n] for n in limits}, performance=Affine(**coefficients)), policy)
+
+
+def filler(config: dict) -> tuple[list[dict], dict]:
+    """One short call on as many replicas as there ever are."""
+    programs = [{"arrival_ns": 0, "prefix": None, "calls": [(1, 1, None, 0)]}]
+    return programs, config | {"replicas": REPLICAS, "prefix_tokens": [], "max_model_len": 131_072}
+
+
+def run(cases: Sequence[tuple[list[dict], dict]], **options) -> Outcome:
+    """Run up to `LANES` − 1 cases side by side; lane i of the outcome is case i."""
+    assert len(cases) < LANES
+    cases = [*cases, *[filler(cases[0][1])] * (LANES - len(cases))]
+    with priorities():
+        lanes = [lane(index, config) for index, (_, config) in enumerate(cases)]
+        return run_lanes([workload(*case) for case in cases], lanes, **options)
+
+
+def recorded(outcome: Outcome, index: int, programs: Sequence[dict], config: dict) -> dict:
+    """One lane in the form of `tests.reference.simulator.simulate`, as far as both sides record it."""
+    calls = sum(len(program["calls"]) for program in programs)
+
+    def table(names: dict[str, str], rows: int) -> list[dict]:
+        columns = {name: getattr(outcome, column)[index, :rows].tolist() for name, column in names.items()}
+        return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+    totals = {name: int(getattr(outcome, column)[index]) for name, column in TOTALS.items()}
+    busy = outcome.busy_ns[index].tolist()
+    assert not any(busy[config["replicas"] :])
+    return {
+        "calls": table(CALL, calls),
+        "programs": table(PROGRAM, len(programs)),
+        "totals": totals | {"busy_ns": busy[: config["replicas"]]},
+    }
+
+
+def common(result: dict) -> dict:
+    """The part of a result of the reference that the engine records as well."""
+    return {
+        "calls": [{name: call[name] for name in CALL} for call in result["calls"]],
+        "programs": [{name: program[name] for name in PROGRAM} for program in result["programs"]],
+        "totals": {name: result["totals"][name] for name in (*TOTALS, "busy_ns")},
+    }
+
+
+def first_difference(got: dict, want: dict) -> str | None:
+    """Where two results differ first, in words; None if they are equal."""
+    for kind in ("calls", "programs"):
+        for index, (a, b) in enumerate(zip(got[kind], want[kind], strict=True)):
+            for name in b:
+                if a[name] != b[name]:
+                    return f"{kind}[{index}].{name}: {a[name]}, expected {b[name]}"
+    for name, value in want["totals"].items():
+        if got["totals"][name] != value:
+            return f"totals.{name}: {got['totals'][name]}, expected {value}"
+    return None
