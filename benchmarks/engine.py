@@ -67,7 +67,7 @@ def median_s(call: Callable[[], object], repeats: int) -> float:
 
 
 def stepping(workload, cluster, lanes: int, records: bool, devices: int, replicas: int = 1):
-    """Median seconds a step of so many lanes with mixed policies, then bytes of state and of temporaries a lane."""
+    """Median seconds a step of lanes with mixed policies; bytes of state and of temporaries a lane."""
     import jax
 
     from agentjax import Policy
@@ -97,6 +97,7 @@ def stepping(workload, cluster, lanes: int, records: bool, devices: int, replica
             leaps=True,
             records=records,
             checks=False,
+            series=False,
         )
         begin, advance = run.compiled(shape, chosen, lanes // len(chosen))
         state = begin(traffic, stacked)
@@ -115,7 +116,8 @@ def compile_s(cache: str) -> tuple[float, float]:
     """Seconds to the first result of one lane in a fresh process, and the seconds of its second call."""
     code = (
         "import time, sys; sys.path.insert(0, sys.argv[1]); import engine\n"
-        "engine.prepare(); from agentjax import Policy; from agentjax.engine import run; w, c, _ = engine.recorded()\n"
+        "engine.prepare(); from agentjax import Policy; from agentjax.engine import run\n"
+        "w, c, _ = engine.recorded()\n"
         "times = []\n"
         "for _ in range(2):\n"
         "    t = time.perf_counter(); run.run_lanes([w], [run.LaneSpec(0, c, Policy())], calls=False)\n"

@@ -1,6 +1,7 @@
-"""The baseline of the benchmark: the same rules and the same counts (extents and blanks) in plain Python, one iteration at a time.
+"""The benchmark's baseline: the same rules and counts (extents, blanks) in plain Python, without leaps.
 
-One replica, fcfs or priority queue, no retention. Equal to the recorded runs of the real scheduler in every call record.
+One replica, fcfs or priority queue, no retention. Equal to the recorded runs of the real scheduler in every
+call record.
 """
 
 import heapq

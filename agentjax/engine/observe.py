@@ -1,5 +1,6 @@
 """What the policies see: `Observation`s built from the state, past only."""
 
+import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
@@ -47,6 +48,29 @@ def replica_view(state: State, lane: Lane, taken: Int[Array, " replicas"]) -> Re
 def _service(state: State, shape: Shape) -> Int[Array, " programs"]:
     """Attained service of every program (ns)."""
     return jnp.sum(state.threads.service.reshape(shape.programs, shape.threads_per_program), axis=1)
+
+
+class Sample(eqx.Module):
+    """The replicas at one instant, as of their last iteration boundary."""
+
+    now: Int[Array, ""]  # ns
+    in_use_blocks: Int[Array, " replicas"]  # by running calls
+    protected_blocks: Int[Array, " replicas"]
+    running: Int[Array, " replicas"]  # calls
+    queued: Int[Array, " replicas"]  # calls
+
+
+def sample(state: State, lane: Lane) -> Sample:
+    """What a time series keeps of a state."""
+    replicas = state.replicas
+    used = lane.limits.kv_blocks - replicas.free - replicas.protected + replicas.owed
+    return Sample(
+        now=state.now,
+        in_use_blocks=used + blocks_taken(state, lane),
+        protected_blocks=replicas.protected,
+        running=replicas.running,
+        queued=replicas.queued,
+    )
 
 
 def blocks_lost(state: State, taken: Int[Array, " replicas"]) -> Int[Array, "replicas extents"]:

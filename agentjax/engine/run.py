@@ -14,6 +14,7 @@ from jaxtyping import Int
 from agentjax.cluster import Cluster
 from agentjax.engine.check import check
 from agentjax.engine.init import initial_state
+from agentjax.engine.observe import Sample, sample
 from agentjax.engine.state import DONE, RECORD, Lane, Limits, Shape, State, Traffic
 from agentjax.engine.step import step
 from agentjax.errors import complaint
@@ -72,6 +73,7 @@ class Outcome:
     busy_ns: Int[np.ndarray, "lanes replicas"]
     makespan_ns: Int[np.ndarray, " lanes"]
     status: Int[np.ndarray, " lanes"]
+    series: Sample | None  # of a single lane, where asked for
 
 
 def run_lanes(
@@ -81,6 +83,7 @@ def run_lanes(
     calls: bool = True,
     leaps: bool = True,
     checks: bool = False,
+    series: bool = False,
     progress: Callable[[float], None] | None = None,
 ) -> Outcome:
     """Simulate lanes to their ends, side by side on all devices of the default backend.
@@ -91,21 +94,21 @@ def run_lanes(
         calls: keep a record of every call (72 bytes each).
         leaps: take many iterations in one step where nothing can change; the results are the same without.
         checks: verify the invariants after every step (slow) and raise at the first that does not hold.
+        series: keep the replicas' state at every event, of a single lane.
         progress: called with the share of the work that is done, 0 to 1.
 
     Raises:
-        InputError: no lanes, or a call that never fits into a replica of its lane.
+        InputError: no lanes, series of more than one, or a call that never fits into a replica of its lane.
     """
     if not lanes:
         raise complaint("lanes", "none", "at least one")
-    for workload, cluster in {
-        (spec.workload, spec.cluster.kv_blocks, spec.cluster.block_size, spec.cluster.max_model_len): spec
-        for spec in lanes
-    }.items():
-        refuse_unfit(workloads[workload[0]], *workload[1:])
-        del cluster
+    if series and len(lanes) > 1:
+        raise complaint("series", f"{len(lanes)} lanes", "one lane: time series are kept of single runs")
+    names = ("kv_blocks", "block_size", "max_model_len")
+    for workload, *limits in {(spec.workload, *(getattr(spec.cluster, n) for n in names)) for spec in lanes}:
+        refuse_unfit(workloads[workload], *limits)
     with jax.enable_x64(True):
-        return _run(workloads, lanes, calls, leaps, checks, progress or (lambda share: None))
+        return _run(workloads, lanes, calls, leaps, checks, series, progress or (lambda share: None))
 
 
 def _run(
@@ -114,6 +117,7 @@ def _run(
     records: bool,
     leaps: bool,
     checks: bool,
+    series: bool,
     progress: Callable[[float], None],
 ) -> Outcome:
     devices = jax.local_devices()
@@ -131,14 +135,18 @@ def _run(
         leaps=leaps,
         records=records,
         checks=checks,
+        series=series,
     )
     begin, advance = compiled(shape, tuple(devices), len(padded) // len(devices))
     total = float(np.sum(np.asarray(traffic.calls)[np.asarray(lanes.workload)]))
     state = begin(traffic, lanes)
     before = None
+    samples: list[Sample] = []
     stalled = np.zeros(len(padded), bool)
     while True:
-        state, active, instant, turns = advance(state, traffic, lanes)
+        state, active, instant, turns, sample = advance(state, traffic, lanes)
+        if series:
+            samples.append(jax.tree.map(lambda x: np.asarray(x)[0], sample))
         active, position = np.asarray(active), np.stack([np.asarray(instant), np.asarray(turns)])
         progress(float(np.sum(position[1])) / total)
         if before is not None:
@@ -146,7 +154,7 @@ def _run(
         before = position
         if not (active & ~stalled).any():
             break
-    return _outcome(state, traffic, workloads, specs, stalled)
+    return _outcome(state, traffic, workloads, specs, stalled, samples)
 
 
 @lru_cache(maxsize=32)
@@ -162,21 +170,23 @@ def compiled(
     def begin(traffic: Traffic, lanes: Lane) -> State:
         return jax.vmap(lambda lane: initial_state(traffic, lane, shape))(lanes)
 
-    def one(state: State, traffic: Traffic, lane: Lane) -> State:
-        def body(state: State, _: None) -> tuple[State, None]:
+    def one(state: State, traffic: Traffic, lane: Lane) -> tuple[State, Sample | None]:
+        def body(state: State, _: None) -> tuple[State, Sample | None]:
             after = step(state, traffic, lane, shape)
-            return (check(after, state, traffic, lane, shape) if shape.checks else after), None
+            if shape.checks:
+                after = check(after, state, traffic, lane, shape)
+            return after, (sample(after, lane) if shape.series else None)
 
-        return jax.lax.scan(body, state, None, length=CHUNK)[0]
+        return jax.lax.scan(body, state, None, length=CHUNK)
 
-    def advance(state: State, traffic: Traffic, lanes: Lane) -> tuple[State, jax.Array, jax.Array, jax.Array]:
-        if lanes_per_device == 1:  # conditionals and gathers of a lone lane are cheaper without a batch axis
+    def advance(state: State, traffic: Traffic, lanes: Lane):
+        if lanes_per_device == 1:  # gathers of a lone lane are cheaper without a batch axis
             first = jax.tree.map(lambda x: x[0], (state, lanes))
-            state = jax.tree.map(lambda x: x[None], one(first[0], traffic, first[1]))
+            state, samples = jax.tree.map(lambda x: x[None], one(first[0], traffic, first[1]))
         else:
-            state = jax.vmap(one, in_axes=(0, None, 0))(state, traffic, lanes)
+            state, samples = jax.vmap(one, in_axes=(0, None, 0))(state, traffic, lanes)
         active = jnp.any(state.threads.status != DONE, axis=1) & ~state.stuck
-        return state, active, state.now, jnp.sum(state.threads.turn, axis=1)
+        return state, active, state.now, jnp.sum(state.threads.turn, axis=1), samples
 
     begin = jax.shard_map(begin, mesh=mesh, in_specs=(whole, split), out_specs=split, check_vma=False)
     advance = jax.shard_map(
@@ -231,6 +241,7 @@ def _outcome(
     workloads: Sequence[Workload],
     specs: Sequence[LaneSpec],
     stalled: np.ndarray,
+    samples: Sequence[Sample],
 ) -> Outcome:
     """The final states as an `Outcome`."""
     count = len(specs)
@@ -270,7 +281,15 @@ def _outcome(
         busy_ns=state.replicas.busy,
         makespan_ns=finished.max(axis=1),
         status=np.where(stuck, 1, np.where(stalled[:count], 2, 0)),
+        series=_series(samples) if samples else None,
     )
+
+
+def _series(samples: Sequence[Sample]) -> Sample:
+    """The samples of all chunks, one an instant: the last."""
+    joined = jax.tree.map(lambda *parts: np.concatenate(parts), *samples)
+    last = np.append(np.diff(joined.now) > 0, True)
+    return jax.tree.map(lambda values: values[last], joined)
 
 
 def _last_records(state: State, traffic: Traffic, workload: np.ndarray) -> np.ndarray:

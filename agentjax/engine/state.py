@@ -85,6 +85,7 @@ class Shape(eqx.Module):
     leaps: bool = eqx.field(static=True)
     records: bool = eqx.field(static=True)
     checks: bool = eqx.field(static=True)
+    series: bool = eqx.field(static=True)
 
     @property
     def threads(self) -> int:

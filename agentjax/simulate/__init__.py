@@ -42,6 +42,13 @@ _TOTALS = {
     "evicted_blocks": ("blocks", "cached blocks reclaimed"),
 }
 
+_SERIES = {
+    "in_use_blocks": ("blocks", "KV blocks of running calls"),
+    "protected_blocks": ("blocks", "KV blocks protected by retention"),
+    "running": ("1", "running calls"),
+    "queued": ("1", "waiting calls"),
+}
+
 
 def simulate(
     workload: Workload | Sequence[Program],
@@ -50,6 +57,7 @@ def simulate(
     *,
     leaps: bool = True,
     check: bool = False,
+    series: bool = False,
 ) -> "xr.Dataset":
     """Run one workload on one cluster to its end.
 
@@ -59,6 +67,7 @@ def simulate(
         policy: the four policies; vLLM's own behaviour where absent.
         leaps: as in `run_lanes`; the results do not depend on it.
         check: verify the engine's invariants after every step (slow).
+        series: add the time series of KV blocks and calls over `time` (s), one value an event.
 
     Returns:
         A dataset over `program`, `call` (program by program) and `replica`: instants and durations in
@@ -70,7 +79,7 @@ def simulate(
     """
     packed = workload if isinstance(workload, Workload) else pack(list(workload))
     lane = LaneSpec(0, cluster, policy or Policy())
-    return run_dataset(run_lanes([packed], [lane], leaps=leaps, checks=check), packed, lane)
+    return run_dataset(run_lanes([packed], [lane], leaps=leaps, checks=check, series=series), packed, lane)
 
 
 def run_dataset(outcome: Outcome, workload: Workload, lane: LaneSpec) -> "xr.Dataset":
@@ -119,9 +128,19 @@ def run_dataset(outcome: Outcome, workload: Workload, lane: LaneSpec) -> "xr.Dat
     }
     for name, (units, meaning) in _TOTALS.items():
         variables[name] = of_run(getattr(outcome, name)[0], meaning, units)
+    coordinates: dict[str, Any] = {"program": np.array(workload.names, np.dtypes.StringDType())}
+    if outcome.series is not None:
+        coordinates["time"] = ("time", outcome.series.now / SECOND, {"units": "s"})
+        for name, (units, meaning) in _SERIES.items():
+            values = np.asarray(getattr(outcome.series, name))[:, :replicas]
+            variables[f"{name}_over_time"] = (
+                ("time", "replica"),
+                values,
+                {"units": units, "long_name": meaning},
+            )
     policies = {family: member.name for family, (member, _) in chosen(lane.policy).items()}
     return xr.Dataset(
         variables,
-        coords={"program": np.array(workload.names, np.dtypes.StringDType())},
+        coords=coordinates,
         attrs={"status": STATUS[int(outcome.status[0])], **policies},
     )
