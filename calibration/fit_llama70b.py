@@ -5,13 +5,14 @@
 reads published measurements, fits the coefficients of `agentjax.performance.Affine` to them and writes,
 under `--out` (default: this folder), `rtx-pro-6000/llama-3.1-70b/` `tp2.json`, `residuals.csv` and
 `residuals.png`. The same inputs give the same bytes. What was measured and what is assumed: README.md.
+With `--ladder` it also prints how well fits with fewer and more terms do, also at points held out.
 """
 
 import argparse
 import csv
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -68,8 +69,17 @@ FAMILIES = {
 without history are whole measurements; the rest are these, moved to other contexts by attention times."""
 HUBER = 0.05
 STEPS = 3_000
-FREE = ("c0_s", "c_tok_s", "c_prefill_s", "c_kv_s", "c_prefill0_s")
-START = {"c0_s": 0.05, "c_tok_s": 2.5e-4, "c_prefill_s": 5e-9, "c_kv_s": 1e-7, "c_prefill0_s": 5e-3}
+FREE = ("c0_s", "c_tok_s", "c_prefill_s", "c_kv_s", "c_mixed_s")
+START = {
+    "c0_s": 0.05,
+    "c_tok_s": 2.5e-4,
+    "c_prefill_s": 5e-9,
+    "c_kv_s": 1e-7,
+    "c_mixed_s": 3e-7,
+    "per chunk": 5e-3,
+}
+"""Where the fit begins. `per chunk`, once per iteration with prompt tokens, is only tried: `ladder`."""
+LADDER = (FREE[:-1], (*FREE[:-1], "per chunk"), FREE, (*FREE, "per chunk"))
 
 
 class Point(NamedTuple):
@@ -111,6 +121,7 @@ class Attention:
         self._table = {key: seconds * self.scale for key, seconds in similar_rows.items()} | own_rows
 
     def __call__(self, chunk: int, history: int, decodes: int, context: int) -> float:
+        """The measured time, or the scaled one of the similar model."""
         return self._table[chunk, history, decodes, context if decodes else 0]
 
     def fresh(self, chunk: int) -> float:
@@ -197,12 +208,13 @@ def batch(found: Sequence[Point]) -> BatchShape:
     """The points as one stacked batch."""
     _, chunk, history, decodes, context, _ = (np.asarray(column) for column in zip(*found, strict=True))
     return BatchShape(
-        tokens=(chunk + decodes) * 1.0,
         sequences=(chunk > 0) + decodes * 1.0,
-        context_tokens=(chunk + history) + decodes * context * 1.0,
-        prefill_work_tokens2=chunk * (history + chunk / 2),
-        prefill_tokens=chunk * 1.0,
         decode_sequences=decodes * 1.0,
+        decode_context_tokens=decodes * context * 1.0,
+        decode_context_max_tokens=(decodes > 0) * context * 1.0,
+        prefill_tokens=chunk * 1.0,
+        prefill_context_tokens=history * 1.0,
+        prefill_work_tokens2=chunk * (history + chunk / 2),
     )
 
 
@@ -215,21 +227,34 @@ def per_sequence(data: Path) -> float:
     return float(np.polyfit(list(total), list(total.values()), 1)[0])
 
 
-def fit(found: Sequence[Point], c_seq_s: float, free: Sequence[str] = FREE) -> dict[str, float]:
-    """Coefficients (s, four digits) of least weighted Huber loss of the relative error, positive by exp."""
+def columns(found: Sequence[Point], names: Iterable[str]) -> np.ndarray:
+    """What each named coefficient multiplies, one row per point."""
     shape = batch(found)
+    mixed = np.asarray(shape.prefill_tokens) > 0
     column = {
         "c0_s": np.ones(len(found)),
-        "c_tok_s": shape.tokens,
-        "c_prefill_s": shape.prefill_work_tokens2,
-        "c_kv_s": shape.context_tokens,
-        "c_prefill0_s": (np.asarray(shape.prefill_tokens) > 0) * 1.0,
+        "c_tok_s": np.asarray(shape.tokens),
+        "c_seq_s": np.asarray(shape.sequences),
+        "c_prefill_s": np.asarray(shape.prefill_work_tokens2),
+        "c_kv_s": np.asarray(shape.context_tokens),
+        "c_mixed_s": mixed * np.asarray(shape.decode_context_tokens),
+        "per chunk": mixed * 1.0,
     }
-    design = jnp.asarray(np.stack([START[name] * column[name] for name in free], axis=1))
-    known = jnp.asarray(c_seq_s * np.asarray(shape.sequences))
-    seconds = jnp.asarray([point.seconds for point in found])
+    return np.stack([column[name] for name in names], axis=1)
+
+
+def weights(found: Sequence[Point]) -> np.ndarray:
+    """Weight of each point: its family's share."""
     size = {family: sum(point.family == family for point in found) for family in FAMILIES}
-    weight = jnp.asarray([FAMILIES[point.family] / size[point.family] for point in found])
+    return np.asarray([FAMILIES[point.family] / size[point.family] for point in found])
+
+
+def fit(found: Sequence[Point], c_seq_s: float, free: Sequence[str] = FREE) -> dict[str, float]:
+    """Coefficients (s, four digits) of least weighted Huber loss of the relative error, positive by exp."""
+    design = jnp.asarray(columns(found, free) * np.asarray([START[name] for name in free]))
+    known = jnp.asarray(c_seq_s * columns(found, ["c_seq_s"])[:, 0])
+    seconds = jnp.asarray([point.seconds for point in found])
+    weight = jnp.asarray(weights(found))
 
     def loss(logs: jax.Array) -> jax.Array:
         error = (design @ jnp.exp(logs) + known) / seconds - 1
@@ -256,6 +281,33 @@ def errors(model: Affine, found: Sequence[Point]) -> tuple[np.ndarray, np.ndarra
     """Fitted time (s) and its error (%) at every point."""
     fitted = np.asarray(model.iteration_s(batch(found)))
     return fitted, 100 * (fitted / np.asarray([point.seconds for point in found]) - 1)
+
+
+def ladder(found: Sequence[Point], c_seq_s: float) -> Iterator[str]:
+    """Fits with fewer and more terms as a table: error at the points fitted to, and at points held out."""
+    share = weights(found)
+    region = np.asarray([point.region for point in found])
+    steps = np.asarray([point.family == "steps, chunk and decodes" for point in found])
+
+    def error_pct(free: Sequence[str], held_out: np.ndarray) -> np.ndarray:
+        kept = [point for point, out in zip(found, held_out, strict=True) if not out]
+        values = fit(kept, c_seq_s, free)
+        fitted = columns(found, values) @ np.asarray(list(values.values()))
+        return 100 * (fitted / np.asarray([point.seconds for point in found]) - 1)
+
+    def spread(error: np.ndarray, weight: np.ndarray) -> str:
+        worst = error[np.argmax(np.abs(error))]
+        return f"{np.sqrt(np.average(error**2, weights=weight)):.1f}, {worst:+.1f}"
+
+    yield "| terms | all points | each region held out | measured steps with a chunk held out |"
+    yield "|---|---|---|---|"
+    for free in LADDER:
+        by_region = np.empty(len(found))
+        for name in np.unique(region):
+            by_region[region == name] = error_pct(free, region == name)[region == name]
+        everything = spread(error_pct(free, steps & False), share)
+        unseen = spread(error_pct(free, steps)[steps], share[steps])
+        yield f"| {', '.join(free)} | {everything} | {spread(by_region, share)} | {unseen} |"
 
 
 def summary(error: np.ndarray) -> dict[str, float]:
@@ -338,8 +390,8 @@ def draw(path: Path, model: Affine, found: Sequence[Point], error: np.ndarray) -
     plt.close(figure)
 
 
-def main(data: Path, out: Path) -> None:
-    """Fit and write the coefficient file, the residual table and the figure."""
+def main(data: Path, out: Path, terms: bool = False) -> None:
+    """Fit and write the coefficient file, residual table and figure; with `terms` print the ladder."""
     jax.config.update("jax_enable_x64", True)
     attention = Attention(data / PROFILE / "attention_subset.csv", data / list(INPUTS)[-1])
     found = points(data, attention)
@@ -347,7 +399,7 @@ def main(data: Path, out: Path) -> None:
     coefficients = fit(found, c_seq_s)
     fitted, error = errors(Affine(**coefficients), found)
     sensitivity = {
-        "without c_prefill0_s": fit(found, c_seq_s, FREE[:-1]),
+        "without c_mixed_s": fit(found, c_seq_s, FREE[:-1]),
         "measured steps without history, decodes at 3,000 tokens": fit(
             points(data, attention, known_contexts=False), c_seq_s
         ),
@@ -411,6 +463,8 @@ def main(data: Path, out: Path) -> None:
         for point, seconds, percent in zip(found, fitted, error, strict=True):
             writer.writerow([point.region, *point[1:5], f"{seconds:.4f}", f"{percent:.1f}"])
     draw(folder / "residuals.png", Affine(**coefficients), found, error)
+    if terms:
+        print(*ladder(found, c_seq_s), sep="\n")
 
 
 if __name__ == "__main__":
@@ -419,5 +473,6 @@ if __name__ == "__main__":
     parser.add_argument(
         "--out", type=Path, default=HERE, help="folder to write under (default: calibration/)"
     )
+    parser.add_argument("--ladder", action="store_true", help="compare fits with fewer and more terms")
     arguments = parser.parse_args()
-    main(arguments.data, arguments.out)
+    main(arguments.data, arguments.out, arguments.ladder)

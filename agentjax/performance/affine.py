@@ -12,7 +12,7 @@ from agentjax.performance.base import AbstractPerformance, BatchShape, Number
 
 class Affine(AbstractPerformance):
     """Iteration time = overhead + c0 + c_tok·tokens + c_seq·sequences + c_prefill·prefill work + c_kv·context
-    (+ c_prefill0 if any call is in its prompt).
+    (+ c_mixed·context of the decodes if any call is in its prompt).
 
     Affine in tokens and in context: iterations of an unchanging batch of decodes form an arithmetic series.
     Coefficients are held in ns; with whole nanoseconds every time up to 2^53 ns (104 days) is exact.
@@ -23,7 +23,7 @@ class Affine(AbstractPerformance):
     c_seq_ns: Number
     c_prefill_ns: Number
     c_kv_ns: Number
-    c_prefill0_ns: Number
+    c_mixed_ns: Number
     overhead_ns: Number
     wakeup_ns: Number
 
@@ -34,7 +34,7 @@ class Affine(AbstractPerformance):
         c_seq_s: ArrayLike = 0.0,
         c_prefill_s: ArrayLike = 0.0,
         c_kv_s: ArrayLike = 0.0,
-        c_prefill0_s: ArrayLike = 0.0,
+        c_mixed_s: ArrayLike = 0.0,
         overhead_s: ArrayLike = 0.0,
         wakeup_s: ArrayLike = 0.0,
     ):
@@ -47,7 +47,8 @@ class Affine(AbstractPerformance):
         - `c_seq_s`: per scheduled call.
         - `c_prefill_s`: per unit of prefill work (tokens²): attention of a prompt chunk over its context.
         - `c_kv_s`: per token of context of the scheduled calls: reading the KV cache.
-        - `c_prefill0_s`: once if the iteration computes any prompt tokens.
+        - `c_mixed_s`: per token of context of the decodes, on top of `c_kv_s`, if the iteration computes any
+            prompt tokens: the attention of a mixed batch.
         - `overhead_s`: host time per iteration, on top of `c0_s`.
         - `wakeup_s`: per iteration that starts on an idle replica.
 
@@ -58,7 +59,7 @@ class Affine(AbstractPerformance):
         self.c_seq_ns = _nanoseconds("c_seq_s", c_seq_s)
         self.c_prefill_ns = _nanoseconds("c_prefill_s", c_prefill_s)
         self.c_kv_ns = _nanoseconds("c_kv_s", c_kv_s)
-        self.c_prefill0_ns = _nanoseconds("c_prefill0_s", c_prefill0_s)
+        self.c_mixed_ns = _nanoseconds("c_mixed_s", c_mixed_s)
         self.overhead_ns = _nanoseconds("overhead_s", overhead_s)
         self.wakeup_ns = _nanoseconds("wakeup_s", wakeup_s)
 
@@ -76,7 +77,7 @@ class Affine(AbstractPerformance):
             + self.c_seq_ns * batch.sequences
             + self.c_prefill_ns * batch.prefill_work_tokens2
             + self.c_kv_ns * batch.context_tokens
-            + jnp.where(batch.prefill_tokens > 0, self.c_prefill0_ns, 0.0)
+            + self.c_mixed_ns * jnp.where(batch.prefill_tokens > 0, batch.decode_context_tokens, 0.0)
         )
 
     def leap(self, batch: BatchShape, iterations: Number) -> tuple[Number, Number]:

@@ -74,8 +74,8 @@ class AbstractPerformance(eqx.Module):
             iterations: at most so many, at least 1.
 
         Returns:
-            How many of them may be taken as a line (at least 1), and by how much (ns) each takes longer than the one
-            before. For a model affine in the context that is all of them, exactly.
+            How many of them may be taken as a line (at least 1), and by how much (ns) each takes longer than
+            the one before. For a model affine in the context that is all of them, exactly.
         """
 
     def iteration_s(self, batch: BatchShape) -> Number:

@@ -31,7 +31,7 @@ class Coefficients(_Object):
     c_seq_s: _Seconds
     c_prefill_s: _Seconds
     c_kv_s: _Seconds
-    c_prefill0_s: _Seconds = 0.0
+    c_mixed_s: _Seconds = 0.0
     overhead_s: _Seconds = 0.0
     wakeup_s: _Seconds = 0.0
 
