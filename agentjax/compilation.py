@@ -5,6 +5,8 @@ import os
 import sys
 from pathlib import Path
 
+from agentjax.errors import complaint, shown
+
 VARIABLE = "AGENTJAX_CACHE_DIR"
 
 SMALL_LOOP_BYTES = 1_000_000
@@ -42,8 +44,15 @@ def prepare(devices: int | None = None) -> None:
     process, which is why the commands do it and importing the package does not.
 
     Args:
-        devices: CPU devices to split the cores into; None: one a core. Accelerators are used as they are.
+        devices: CPU devices, at most one a core; None: one a core. Accelerators are used as they are.
+
+    Raises:
+        InputError: another number of devices.
     """
+    most = cores()
+    if devices is not None and (isinstance(devices, bool) or devices not in range(1, most + 1)):
+        expected = f"null or a whole number from 1 to {most}, the cores that may be used"
+        raise complaint("execution.devices", shown(devices), expected)
     flags = os.environ.get("XLA_FLAGS", "")
     if "small_while_loop" not in flags:
         option = f"--xla_backend_extra_options=xla_cpu_small_while_loop_byte_threshold={SMALL_LOOP_BYTES}"
@@ -51,7 +60,7 @@ def prepare(devices: int | None = None) -> None:
     import jax
 
     with contextlib.suppress(RuntimeError):  # the backend runs already, with its own number of devices
-        jax.config.update("jax_num_cpu_devices", devices or cores())
+        jax.config.update("jax_num_cpu_devices", devices or most)
     folder = cache_folder()
     if folder is not None:
         jax.config.update("jax_compilation_cache_dir", str(folder))

@@ -16,7 +16,7 @@ from agentjax.statistics import Interval, change_percent, mean_interval
 
 if TYPE_CHECKING:
     import xarray as xr
-    from rich.console import Console
+    from rich.console import Console, Group
     from rich.table import Table
 
 _MOST_ROWS = 40
@@ -122,10 +122,12 @@ def rows(cube: "xr.Dataset") -> list[Row]:
     return out
 
 
-def policy_table(cube: "xr.Dataset", most_rows: int = _MOST_ROWS) -> "Table":
+def policy_table(cube: "xr.Dataset", most_rows: int = _MOST_ROWS) -> "Group":
     """Mean JCT, change against the baseline with its interval, published figure and load, row by row."""
     from rich import box
+    from rich.console import Group
     from rich.table import Table
+    from rich.text import Text
 
     found = rows(cube)
     left_out = max(0, len(found) - most_rows)
@@ -134,15 +136,7 @@ def policy_table(cube: "xr.Dataset", most_rows: int = _MOST_ROWS) -> "Table":
             found, key=lambda row: (not row.is_baseline, math.isnan(row.jct_mean.mean), row.jct_mean.mean)
         )[:most_rows]
     has_published = any(row.published is not None for row in found)
-    table = Table(
-        title=title(cube),
-        title_justify="left",
-        caption_justify="left",
-        box=box.SIMPLE_HEAD,
-        show_edge=False,
-        pad_edge=False,
-        padding=(0, 1, 0, 0),
-    )
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     for dim in found[0].labels:
         table.add_column(dim, no_wrap=True)
     headers = [
@@ -167,8 +161,8 @@ def policy_table(cube: "xr.Dataset", most_rows: int = _MOST_ROWS) -> "Table":
     caption = f"change of the mean JCT against {name}, same seed"
     if any(not math.isnan(row.change.low) for row in found):
         caption += f": mean over {_seeds_text(cube)} ± half the 95 % interval (Student t)"
-    table.caption = caption + (f"; {left_out} more in the cube" if left_out else "")
-    return table
+    caption += f"; {left_out} more in the cube" if left_out else ""
+    return Group(Text(title(cube), style="italic"), table, Text(caption, style="dim"))
 
 
 def level_sentence(cube: "xr.Dataset") -> str | None:

@@ -6,6 +6,7 @@ All batches of `run` have the same shapes, so that one compilation serves them a
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
+from unittest.mock import patch
 
 import jax.numpy as jnp
 import numpy as np
@@ -46,6 +47,7 @@ TOTALS = {
     "evicted_blocks": "evicted_blocks",
     "makespan_ns": "makespan_ns",
 }
+LIMITS = ("replicas", "kv_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens", "max_model_len")
 
 
 def call_index(obs: Observation):
@@ -62,18 +64,15 @@ def zero(obs: Observation):
 
 @contextmanager
 def priorities() -> Iterator[None]:
-    """The priorities that only tests use are registered; the same members each time, so nothing compiles anew."""
-    for function in (call_index, reverse_arrival, zero):
-        scheduling.register(function.__name__)(function)
-    try:
-        yield
-    finally:
+    """Registers the priorities that only tests use, as the same members each time: nothing compiles anew."""
+    with patch.dict(scheduling.members):
         for function in (call_index, reverse_arrival, zero):
-            del scheduling.members[function.__name__]
+            scheduling.register(function.__name__)(function)
+        yield
 
 
 def compile_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Within this test, what was compiled before is not used, and what the test compiles is not used after it."""
+    """Within this test nothing compiled before it is used, and nothing compiled in it is used after it."""
     monkeypatch.setattr(engine, "compiled", lru_cache(engine.compiled.__wrapped__))
 
 
@@ -105,16 +104,15 @@ def workload(programs: Sequence[dict], config: dict, prefixes: int = PREFIXES) -
 
 def lane(index: int, config: dict) -> LaneSpec:
     """The lane of a configuration; call it within `priorities`."""
-    cost = config["cost"]
-    limits = ("replicas", "kv_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens", "max_model_len")
-    coefficients = {f"{name}_s": cost[name] / 1e9 for name in ("c0", "c_tok", "c_seq", "c_kv", "c_prefill", "wakeup")}
     planes = {plane: config[plane] for plane in ("retention", "routing", "admission")}
     policy = Policy(
         scheduling=config["scheduling"],
         **{plane: name for plane, (name, _) in planes.items()},
         parameters={plane: parameters for plane, (_, parameters) in planes.items()},
     )
-    return LaneSpec(index, Cluster(**{n: config[n] for n in limits}, performance=Affine(**coefficients)), policy)
+    performance = Affine(**{f"{name}_s": cost / 1e9 for name, cost in config["cost"].items()})
+    cluster = Cluster(**{name: config[name] for name in LIMITS}, performance=performance)
+    return LaneSpec(index, cluster, policy)
 
 
 def filler(config: dict) -> tuple[list[dict], dict]:

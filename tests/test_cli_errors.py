@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from agentjax.simulate.__main__ import main as simulate
+from agentjax.sweep import command
 from agentjax.sweep.__main__ import main as sweep
 
 Command = Callable[[Sequence[str] | None], int]
@@ -44,7 +45,7 @@ SWEEP = [
     ([AXIS, "grid.baseline=plas"], "grid.baseline"),
     ([AXIS, "+grid.published.value=3"], "grid.published: found an unknown key 'value'"),
     ([AXIS, "execution.lanes_per_tile=0"], "execution.lanes_per_tile: found 0"),
-    ([AXIS, "execution.devices=none"], "execution.devices: found 'none'"),
+    ([AXIS, "workload.seed=1", "grid.axes.workload.seed=[1,2]"], "expected grid.axes.workload.seed=[1]"),
     ([AXIS, "figure=out.gif"], "expected one of .png, .svg, .pdf"),
     ([AXIS, "cluster.kv_blocks=10"], "expected at most 10"),
     ([AXIS, "out=/proc/nothing/here"], "output folder /proc/nothing/here"),
@@ -63,6 +64,14 @@ BOTH = [
     (["workload=file", "workload.path=missing.jsonl"], "missing.jsonl: found no such file"),
     (["--config-dir", "missing"], "--config-dir missing: found no such folder"),
     (["--config-dir"], "found nothing after it"),
+    (["execution.devices=none"], 'execution.devices: found "none"'),
+    (["execution.devices=1000000"], "the cores that may be used"),
+    (["out=5"], "out: found 5"),
+    (["figure=3"], "figure: found 3"),
+    (["figure=/dev/null/x.png"], "figure=/dev/null/x.png: found the file /dev/null"),
+    (["cluster.kv_blocks=-3"], "cluster.kv_blocks: found -3"),
+    (["cluster.kv_blocks=100"], "program 'swebench-0000', calls[0]"),
+    (["workload=file", "workload.path=broken.jsonl"], "broken.jsonl, line 1"),
     (["--nonsense"], "unrecognized arguments: --nonsense"),
     (["--config-name", "nope"], "nope"),
 ]
@@ -78,22 +87,27 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("command", "arguments", "words"), CASES)
+@pytest.mark.parametrize(("main", "arguments", "words"), CASES)
 def test_bad_input_is_one_sentence(
-    command: Command,
+    main: Command,
     arguments: list[str],
     words: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture,
 ):
+    if "workload.path=broken.jsonl" in arguments:
+        (tmp_path / "broken.jsonl").write_text('{"program": "a", "calls": [{"new_')
+    before = sorted(tmp_path.iterdir())
     monkeypatch.chdir(tmp_path)
-    assert command(arguments) == 2
+    assert main(arguments) == 2
     out, err = capsys.readouterr()
     assert out == ""
-    assert err.startswith("error: ") and err.count("\n") == 1 and err.endswith("\n")
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+    assert err.endswith("\n")
     assert words in err
-    assert list(tmp_path.iterdir()) == []
+    assert sorted(tmp_path.iterdir()) == before
 
 
 @pytest.mark.parametrize(
@@ -110,7 +124,8 @@ def test_bad_files_of_the_user_are_named(
     (tmp_path / "workload" / f"{name}.yaml").write_text(text)
     assert sweep(["--config-dir", str(tmp_path), f"workload={name}", AXIS]) == 2
     err = capsys.readouterr().err
-    assert words in err and err.count("\n") == 1
+    assert words in err
+    assert err.count("\n") == 1
 
 
 def test_files_of_the_user_come_before_the_packaged_ones(tmp_path: Path, capsys: pytest.CaptureFixture):
@@ -120,12 +135,13 @@ def test_files_of_the_user_come_before_the_packaged_ones(tmp_path: Path, capsys:
     assert "kv_blocks: 99" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("command", [sweep, simulate])
-def test_help_shows_groups_and_keys(command: Command, capsys: pytest.CaptureFixture):
-    assert command(["--help"]) == 0
+@pytest.mark.parametrize("main", [sweep, simulate])
+def test_help_shows_groups_and_keys(main: Command, capsys: pytest.CaptureFixture):
+    assert main(["--help"]) == 0
     out, err = capsys.readouterr()
     assert "retention: evict, lru, pin, pressure_ttl, ttl" in out
-    assert "kv_blocks: 7173" in out and "usage: python -m agentjax." in out
+    assert "kv_blocks: 7173" in out
+    assert "usage: python -m agentjax." in out
     assert err == ""
 
 
@@ -133,7 +149,7 @@ def test_defects_keep_their_traceback(monkeypatch: pytest.MonkeyPatch, capsys: p
     def broken(*arguments: object) -> None:
         raise ZeroDivisionError("a defect")
 
-    monkeypatch.setattr("agentjax.sweep.command.expand", broken)
+    monkeypatch.setattr(command, "expand", broken)
     with pytest.raises(ZeroDivisionError):
         sweep([AXIS])
     assert capsys.readouterr().err == ""
@@ -157,5 +173,6 @@ def test_the_process_ends_with_code_2(module: str, tmp_path: Path):
     )
     assert done.returncode == 2
     assert done.stdout == ""
-    assert done.stderr.startswith("error: routing: found 'nowhere'") and done.stderr.count("\n") == 1
+    assert done.stderr.startswith("error: routing: found 'nowhere'")
+    assert done.stderr.count("\n") == 1
     assert list(tmp_path.iterdir()) == []

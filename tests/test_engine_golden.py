@@ -1,4 +1,4 @@
-"""The engine against recorded runs of the vLLM 0.19.0 scheduler: every time of every call, to the nanosecond."""
+"""The engine against recorded runs of the vLLM 0.19.0 scheduler, call by call, to the nanosecond."""
 
 import pytest
 

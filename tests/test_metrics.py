@@ -123,4 +123,6 @@ def test_run_metrics_of_a_run_that_completed_nothing():
     totals = {"prompt_tokens": 0, "hit_tokens": 0, "preemptions": 0}
     found = run_metrics(calls, np.array([0.0]), np.array([NAN]), 0.0, 1, totals)
     assert found["completed"] == 0
-    assert np.isnan(found["jct_mean"]) and np.isnan(found["throughput"]) and np.isnan(found["hit_rate"])
+    assert np.isnan(found["jct_mean"])
+    assert np.isnan(found["throughput"])
+    assert np.isnan(found["hit_rate"])

@@ -9,7 +9,6 @@ from agentjax.cluster import Cluster
 from agentjax.policies import Policy
 from agentjax.sweep import sweep
 from agentjax.workloads import swebench
-from tests.stub_engine import stub_run_lanes
 
 nbclient = pytest.importorskip("nbclient")
 nbformat = pytest.importorskip("nbformat")
@@ -23,9 +22,9 @@ def test_first_cube(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         functools.partial(swebench, programs=4, calls_median=3.0, calls_max=5),
         Cluster(),
         Policy(),
-        grid={"retention": ["lru", "ttl"], "scheduling": ["fcfs", "plas"], "seed": [0, 1]},
+        grid={"retention": ["lru", "ttl"], "scheduling": ["fcfs", "plas"], "seed": [0, 1, 2]},
         out=tmp_path,
-        run_lanes=stub_run_lanes,
+        lanes_per_tile=4,
     )
     monkeypatch.setenv("AGENTJAX_CUBE", str(tmp_path / "cube.zarr"))
     monkeypatch.setenv("PYTHONPATH", str(ROOT))

@@ -12,6 +12,7 @@ from agentjax.config.compose import Groups, plain
 from agentjax.errors import InputError
 from agentjax.policies import Policy
 from agentjax.sweep import sweep
+from agentjax.sweep.command import _baseline, _published
 from agentjax.sweep.grid import Grid, check_values, expand, labels_of, make_axes
 from agentjax.workloads import swebench
 from tests.stub_engine import stub_run_lanes
@@ -31,7 +32,8 @@ def expanded(*arguments: str) -> Grid:
 def test_the_published_grid():
     grid = expanded("grid=retention_x_sched")
     assert [axis.name for axis in grid.axes] == ["retention", "scheduling", "seed"]
-    assert grid.shape[:2] == (3, 2) and grid.shape[2] >= 8
+    assert grid.shape[:2] == (3, 2)
+    assert grid.shape[2] >= 8
     assert len(grid.configs) == grid.shape[0] * grid.shape[1] * grid.shape[2]
     assert grid.configs[0]["workload"]["rate"] == 0.02
     assert grid.configs[-1]["retention"] == {"name": "pressure_ttl", "tau_s": 2.0, "low": 0.7, "high": 0.9}
@@ -90,6 +92,27 @@ def test_any_group_can_be_an_axis():
         assert run_command(task, "sweep", [], has_grid=True) == 0
 
 
+@pytest.mark.parametrize(
+    ("arguments", "labels", "has_published"),
+    [
+        ([], {"retention": "lru", "scheduling": "fcfs"}, True),
+        (["grid.axes.workload.seed=[1,2]"], {"retention": "lru", "scheduling": "fcfs"}, True),
+        (["~grid.axes.retention"], {"scheduling": "fcfs"}, True),
+        (["grid.axes.retention=[ttl,pin]"], {"scheduling": "fcfs"}, True),
+        (["workload.rate=0.1"], {"retention": "lru", "scheduling": "fcfs"}, False),
+        (["grid.axes.cluster.kv_blocks=[3586]"], {"retention": "lru", "scheduling": "fcfs"}, False),
+        (["grid.baseline.scheduling=sjf"], {"retention": "lru", "scheduling": "sjf"}, True),
+    ],
+)
+def test_what_changes_are_measured_against(arguments: list[str], labels: dict, has_published: bool):
+    def task(config: Any, line: Any) -> None:
+        grid = expand(plain(config), line.axes, Groups(line.overrides), lambda point: point)
+        assert _baseline(config, line, grid) == labels
+        assert bool(_published(config, line, grid)) == has_published
+
+    assert run_command(task, "sweep", ["grid=retention_x_sched", *arguments], has_grid=True) == 0
+
+
 def test_points_are_in_row_major_order():
     axes = make_axes({"retention": ["lru", "ttl"], "workload.seed": [0, 1]})
     assert list(labels_of(axes)) == [
@@ -107,7 +130,7 @@ def test_dimension_names_are_short_where_they_are_clear():
 
 @pytest.mark.parametrize("values", [[], {"a": 1}, [[1]], [1, 1], None])
 def test_values_that_are_no_list_of_distinct_scalars(values: Any):
-    with pytest.raises(InputError, match="grid axis 'retention.tau_s'"):
+    with pytest.raises(InputError, match=r"grid axis 'retention\.tau_s'"):
         check_values("retention.tau_s", values)
 
 
@@ -180,7 +203,7 @@ def test_objects_that_cannot_be_swept(grid: dict, words: str):
 
 def test_a_baseline_must_lie_on_the_axes():
     grid = {"retention": ["lru", "ttl"]}
-    with pytest.raises(InputError, match="grid.baseline.retention"):
+    with pytest.raises(InputError, match=r"grid\.baseline\.retention"):
         sweep(
             WORKLOAD(0),
             Cluster(),

@@ -9,6 +9,7 @@ import numpy as np
 from agentjax.cluster import Cluster
 from agentjax.errors import among, complaint
 from agentjax.performance import build_performance
+from agentjax.performance.estimate import AUTO, estimate_kv_blocks
 from agentjax.policies import FAMILIES, Policy
 from agentjax.policies.base import Member
 from agentjax.workloads import build_programs
@@ -23,6 +24,8 @@ def build_workload(config: Mapping[str, Any]) -> Workload:
 def build_cluster(cluster: Mapping[str, Any], performance: Mapping[str, Any]) -> Cluster:
     """The cluster of a `cluster` group with the performance model of a `performance` group.
 
+    `kv_blocks: auto` is the number that the model and GPUs of an estimate have room for.
+
     Raises:
         InputError: a key that a cluster does not have, or a value it cannot take.
     """
@@ -30,6 +33,8 @@ def build_cluster(cluster: Mapping[str, Any], performance: Mapping[str, Any]) ->
     for key in cluster:
         if key not in fields:
             raise complaint("cluster", f"an unknown key {key!r}", among(key, fields))
+    if cluster.get("kv_blocks", 1) in AUTO:
+        cluster = {**cluster, "kv_blocks": estimate_kv_blocks(cluster, performance)}
     return Cluster(**cluster, performance=build_performance(performance))
 
 

@@ -50,14 +50,19 @@ def run_command(
         has_grid: the command takes `grid=NAME` and `grid.axes.KEY=[...]`.
 
     Returns:
-        The exit code: 0, 2 after bad input (one line on stderr), 130 after an interruption. Anything else
-        that is raised is a defect and is passed on.
+        The exit code: 0, 2 after bad input or a file that cannot be used (one line on stderr), 130 after an
+        interruption. Anything else that is raised is a defect and is passed on.
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     try:
         _run(task, config_name, arguments, has_grid)
     except InputError as error:
         print("error:", " ".join(str(error).split()), file=sys.stderr)
+        return 2
+    except OSError as error:
+        if error.filename is None:
+            raise
+        print(f"error: {error.filename}: {(error.strerror or 'an error').lower()}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)

@@ -58,7 +58,9 @@ def laws(
         "the free queue is as long as its parts": jnp.any(exists & (in_queue != replicas.free)),
         "protected blocks are counted": jnp.any(exists & (protected != replicas.protected)),
         "in use + protected + free = pool": jnp.any(
-            exists & settled & (used + replicas.free + replicas.protected != limits.kv_blocks)
+            exists
+            & settled
+            & (used + replicas.booked + replicas.free + replicas.protected != limits.kv_blocks)
         ),
         "no count of blocks is negative": jnp.any(
             (replicas.free < 0)

@@ -98,6 +98,7 @@ def initial_state(traffic: Traffic, lane: Lane, shape: Shape) -> State:
             first_ns=each_replica(0, jnp.float64),
             next_ns=each_replica(0, jnp.float64),
             growth_ns=each_replica(0, jnp.float64),
+            booked=each_replica(0),
             breaking=each_replica(False, jnp.bool_),
             head_priority=each_replica(jnp.inf, jnp.float64),
             busy=each_replica(0, jnp.int64),

@@ -18,14 +18,14 @@ def seconds(time: Int[Array, "..."]) -> Float[Array, "..."]:
 
 def blocks_taken(state: State, lane: Lane) -> Int[Array, " replicas"]:
     """Blocks that the iterations begun so far in each running leap have taken, beyond those taken at its
-    launch.
+    launch and not booked yet.
     """
     threads, replicas = state.threads, state.replicas
     begun = jnp.where(replicas.phase == BUSY, iterations_until(replicas, state.now - replicas.start), 0)
     rows = jnp.arange(begun.shape[0])[:, None]
     sampling = (threads.status == RUNNING) & (threads.computed == threads.known) & (threads.replica == rows)
     grown = growth_blocks(threads.computed, begun[:, None], lane.limits.block_size)
-    return jnp.sum(jnp.where(sampling, grown, 0), axis=1, dtype=jnp.int32)
+    return jnp.sum(jnp.where(sampling, grown, 0), axis=1, dtype=jnp.int32) - replicas.booked
 
 
 def replica_view(state: State, lane: Lane, taken: Int[Array, " replicas"]) -> ReplicaView:

@@ -194,6 +194,37 @@ def _unprotect_prefix(
     return _drop_reference(state, shape, prefix, on, was_protected)
 
 
+def book(
+    state: State, thread: Int[Array, ""], taken: Int[Array, " replicas"], on: Bool[Array, " replicas"]
+) -> State:
+    """Book what running leaps have taken so far, where they are breaking up this thread's protected context.
+
+    Otherwise booking can wait for the end of the leap: what happens to the pool meanwhile does not touch what
+    the leap takes. Here it would, for the context is about to be cut or to join the queue. These leaps are
+    cut at their next iteration boundary, so nothing is taken after this.
+    """
+    extents, replicas = state.extents, state.replicas
+    on = on & replicas.breaking & (replicas.victim == thread) & (taken > 0)
+    taken = jnp.where(on, taken, 0)
+    fresh = jnp.minimum(replicas.fresh, taken)
+    broken = taken - fresh
+    blocks = column(extents.blocks, thread)
+    return replace(
+        state,
+        extents=replace(extents, blocks=put_column(extents.blocks, thread, blocks - broken, on)),
+        replicas=replace(
+            replicas,
+            fresh=replicas.fresh - fresh,
+            free=replicas.free - fresh,
+            protected=replicas.protected - broken,
+            booked=replicas.booked + taken,
+        ),
+        totals=replace(
+            state.totals, evicted=state.totals.evicted + jnp.sum(broken, dtype=state.totals.evicted.dtype)
+        ),
+    )
+
+
 def cut_context(
     state: State,
     thread: Int[Array, ""],
@@ -205,16 +236,14 @@ def cut_context(
     """Compaction: resident private blocks beyond `blocks_left` become blanks where they are; protected ones
     join the queue.
 
-    `lost`: blocks of the context that running leaps have taken but not booked; those had content when they
-    were taken.
+    `lost`: blocks of a queued context that running leaps have taken but not booked; those had content when
+    they were taken, and will be booked as blanks.
     """
     extents, replicas = state.extents, state.replicas
     blocks = column(extents.blocks, thread)
     queued = column(extents.key, thread) < NEVER
     pinned = column(extents.deadline, thread) >= 0
-    # Blocks that a leap has taken from a queued context are booked as blanks now, those from a protected one
-    # when it ends.
-    dead = jnp.where(on, jnp.maximum(blocks - jnp.where(pinned, lost, 0) - blocks_left, 0), 0)
+    dead = jnp.where(on, jnp.maximum(blocks - blocks_left, 0), 0)
     bare = on & pinned & (blocks == dead) & (prefix_blocks == 0)
     return replace(
         state,

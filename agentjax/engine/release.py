@@ -83,10 +83,11 @@ def release_one(
     )
     state = replace(state, replicas=leap.cut(replicas, state.now, concerned & (replicas.phase == BUSY)))
 
-    lost = column(blocks_lost(state, taken), thread)
+    state = pool.book(state, thread, taken, frees)
+    queued = jnp.where(guarded, 0, column(blocks_lost(state, taken), thread))
     state = pool.end_protection(state, shape, thread, prefix, ends)
     left = jnp.maximum(kept // block_size - below, 0)
-    state = pool.cut_context(state, thread, left, below, lost, jnp.broadcast_to(when & began, here.shape))
+    state = pool.cut_context(state, thread, left, below, queued, jnp.broadcast_to(when & began, here.shape))
     threads, replicas, totals = state.threads, state.replicas, state.totals
     order = totals.releases + 1
     return replace(

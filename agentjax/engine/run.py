@@ -144,14 +144,14 @@ def _run(
     samples: list[Sample] = []
     stalled = np.zeros(len(padded), bool)
     while True:
-        state, active, instant, turns, sample = advance(state, traffic, lanes)
+        state, active, turns, mark, sampled = advance(state, traffic, lanes)
         if series:
-            samples.append(jax.tree.map(lambda x: np.asarray(x)[0], sample))
-        active, position = np.asarray(active), np.stack([np.asarray(instant), np.asarray(turns)])
-        progress(float(np.sum(position[1])) / total)
+            samples.append(jax.tree.map(lambda x: np.asarray(x)[0], sampled))
+        active, mark = np.asarray(active), np.asarray(mark)
+        progress(float(np.sum(turns)) / total)
         if before is not None:
-            stalled |= active & (position == before).all(axis=0)
-        before = position
+            stalled |= active & (mark == before).all(axis=1)
+        before = mark
         if not (active & ~stalled).any():
             break
     return _outcome(state, traffic, workloads, specs, stalled, samples)
@@ -186,13 +186,21 @@ def compiled(
         else:
             state, samples = jax.vmap(one, in_axes=(0, None, 0))(state, traffic, lanes)
         active = jnp.any(state.threads.status != DONE, axis=1) & ~state.stuck
-        return state, active, state.now, jnp.sum(state.threads.turn, axis=1), samples
+        return state, active, jnp.sum(state.threads.turn, axis=1), jax.vmap(_mark)(state), samples
 
     begin = jax.shard_map(begin, mesh=mesh, in_specs=(whole, split), out_specs=split, check_vma=False)
     advance = jax.shard_map(
         advance, mesh=mesh, in_specs=(split, whole, split), out_specs=split, check_vma=False
     )
     return jax.jit(begin), jax.jit(advance, donate_argnums=0)
+
+
+def _mark(state: State) -> Int[jax.Array, " counters"]:
+    """Numbers of which some change in any step that does something, `totals.steps` apart."""
+    totals = vars(state.totals).items()
+    counters = [state.now, jnp.sum(state.threads.turn), jnp.sum(state.replicas.free)]
+    counters += [value for name, value in totals if name != "steps"]
+    return jnp.stack([counter.astype(jnp.int64) for counter in counters])
 
 
 def stack_traffic(workloads: Sequence[Workload]) -> Traffic:

@@ -23,7 +23,7 @@ from agentjax.engine.arrays import (
     replace,
 )
 from agentjax.engine.launch import launch
-from agentjax.engine.observe import observe_queue
+from agentjax.engine.observe import blocks_taken, observe_queue
 from agentjax.engine.state import BUSY, QUEUED, RUNNING, Lane, Shape, State, Traffic
 from agentjax.policies.base import decide, has_trait
 
@@ -293,7 +293,8 @@ def _admit(
         gates = has_trait(shape.policies.admission, lane.policy.admission, "gates")
         frees = elsewhere & (column(state.extents.deadline, thread) >= 0) & (state.replicas.breaking | gates)
         cut = leap.cut(state.replicas, state.now, frees & (state.replicas.phase == BUSY))
-        state = pool.end_protection(replace(state, replicas=cut), shape, thread, prefix, elsewhere)
+        state = pool.book(replace(state, replicas=cut), thread, blocks_taken(state, lane), frees)
+        state = pool.end_protection(state, shape, thread, prefix, elsewhere)
     threads, replicas, totals = state.threads, state.replicas, state.totals
     found = hit * block_size
     computed = found + chunk

@@ -168,6 +168,9 @@ class Replicas(eqx.Module):
     first_ns: Float[Array, " replicas"]  # duration of the first iteration
     next_ns: Float[Array, " replicas"]  # duration of the second
     growth_ns: Float[Array, " replicas"]  # increment from then on
+    booked: Int[
+        Array, " replicas"
+    ]  # blocks of the leap's later iterations that are taken from the pool already
     breaking: Bool[Array, " replicas"]  # the leap's victim is a protected context
     head_priority: Float[Array, " replicas"]  # of the call at the head of the queue at launch; inf: none
     busy: Int[Array, " replicas"]  # ns in iterations so far

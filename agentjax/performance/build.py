@@ -6,7 +6,9 @@ from typing import Any
 from agentjax.errors import closest, complaint, shown
 from agentjax.performance.affine import Affine
 from agentjax.performance.base import AbstractPerformance
+from agentjax.performance.estimate import build_roofline
 from agentjax.performance.load import Coefficients, read
+from agentjax.performance.tables import build_table
 
 _HOST = ("overhead_s", "wakeup_s")
 _EXPLICIT = tuple(Coefficients.model_fields)
@@ -17,11 +19,16 @@ def build_performance(config: Mapping[str, Any]) -> AbstractPerformance:
 
     **Arguments:**
 
-    - `config`: either `coefficients`, a name or path as for `load`, where `overhead_s` and `wakeup_s` may
-        replace the file's; or the coefficients themselves, in seconds: `c0_s`, and others that are not 0.
+    - `config`: `model` and `hardware`, as for `build_roofline`; or `profile`, a folder of measurements, as
+        for `build_table`; or `coefficients`, a name or path as for `load`, where `overhead_s` and `wakeup_s`
+        may replace the file's; or the coefficients themselves, in seconds: `c0_s`, and others that are not 0.
 
     Raises `InputError` for anything else.
     """
+    if "model" in config or "hardware" in config:
+        return build_roofline(config)
+    if "profile" in config:
+        return build_table(config)
     for key in config:
         if key not in ("coefficients", *_EXPLICIT):
             raise complaint(

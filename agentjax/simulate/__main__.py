@@ -12,6 +12,7 @@ from agentjax.compilation import prepare
 from agentjax.config import CommandLine, run_command
 from agentjax.config.build import build_cluster, build_policy, build_workload
 from agentjax.config.compose import plain, refuse_missing
+from agentjax.config.paths import output_path
 from agentjax.engine.run import STATUS, LaneSpec, run_lanes
 from agentjax.errors import complaint
 from agentjax.metrics import LOAD_REGIMES
@@ -28,10 +29,12 @@ def run_one(config: DictConfig, line: CommandLine) -> None:
     start = time.perf_counter()
     resolved = plain(config, resolve=True)
     refuse_missing(resolved)
-    if config.figure:
-        check_ending(config.figure)
-    if config.out and Path(config.out).is_file():
-        raise complaint(f"out={config.out}", "a file", "the name of a Zarr store, such as result.zarr")
+    out = output_path("out", config.out, "the name of a Zarr store, such as result.zarr")
+    figure = output_path("figure", config.figure, "the name of a file, such as jct.png")
+    if figure:
+        check_ending(figure)
+    if out and out.is_file():
+        raise complaint(f"out={out}", "a file", "the name of a Zarr store, such as result.zarr")
     workload = build_workload(resolved["workload"])
     cluster = build_cluster(resolved["cluster"], resolved["performance"])
     policy = build_policy(resolved)
@@ -43,12 +46,12 @@ def run_one(config: DictConfig, line: CommandLine) -> None:
     console = make_console()
     console.print(run_table(record, heading))
     console.print(_summary(record), highlight=False)
-    if config.out:
-        save_cube(run_dataset(outcome, workload, lane), Path(config.out))
-        console.print(f"result {config.out}", highlight=False, soft_wrap=True)
-    if config.figure:
-        save_figure(jct_figure(record["jct"], heading), config.figure)
-        console.print(f"figure {config.figure}", highlight=False, soft_wrap=True)
+    if out:
+        save_cube(run_dataset(outcome, workload, lane), out)
+        console.print(f"result {out}", highlight=False, soft_wrap=True)
+    if figure:
+        save_figure(jct_figure(record["jct"], heading), figure)
+        console.print(f"figure {figure}", highlight=False, soft_wrap=True)
     console.print(f"{time.perf_counter() - start:.1f} s in all")
 
 

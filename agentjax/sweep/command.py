@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,13 +13,14 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from agentjax.compilation import prepare
 from agentjax.config import CommandLine
 from agentjax.config.build import build_cluster, build_policy, build_workload
-from agentjax.config.compose import Groups, plain, refuse_missing
+from agentjax.config.compose import SIMULATION_GROUPS, Groups, plain, refuse_missing
+from agentjax.config.paths import output_path
 from agentjax.errors import complaint, shown
 from agentjax.plotting import change_figure, check_ending, save_figure
 from agentjax.policies import FAMILIES
 from agentjax.report import check_published, level_sentence, make_console, policy_table
 from agentjax.sweep.cube import build_cube, open_cube, save_cube
-from agentjax.sweep.grid import Axis, Grid, canonical, expand, reference, seeds
+from agentjax.sweep.grid import Axis, Grid, canonical, expand, flatten, reference, seeds
 from agentjax.sweep.run import Finished, Point, run_points
 from agentjax.sweep.tiles import Tiles, package_version
 from agentjax.workloads.pack import Workload
@@ -36,17 +37,19 @@ def run_grid(config: DictConfig, line: CommandLine) -> None:
     start = time.perf_counter()
     raw = plain(config)
     grid = expand(raw, line.axes, Groups(line.overrides), _resolved(config))
-    baseline = reference(grid.axes, _mapping(config, "baseline"))
+    _refuse_axes(line.overrides, grid)
+    baseline = reference(grid.axes, _baseline(config, line, grid))
     check_published(_mapping(config, "published"))
+    published = _published(config, line, grid)
     lanes = _lanes_per_tile(config)
     points, workloads = _build(grid)
-    folder = Path(config.out or Path("outputs") / _name(config, grid))
+    folder = output_path("out", config.out, "a folder") or Path("outputs") / _name(config, grid)
     if folder.exists() and not folder.is_dir():
         raise complaint(f"out={folder}", "a file", "a folder")
     picture = _picture(config, folder)
     prepare(config.execution.devices)
     console = make_console()
-    attrs = _attributes(raw, grid, baseline)
+    attrs = _attributes(raw, grid, baseline, published, _title(grid, points))
     finished = _run(points, workloads, folder, lanes, console)
     path = folder / "cube.zarr"
     cube, is_new = _cube(path, grid.axes, finished, attrs)
@@ -84,22 +87,55 @@ def _mapping(config: DictConfig, key: str) -> dict[str, Any]:
     return value
 
 
+def _refuse_axes(overrides: list[str], grid: Grid) -> None:
+    """Refuses a single value for a key that the grid has an axis for."""
+    for item in overrides:
+        key, _, value = item.partition("=")
+        if "." in key and key in (axis.key for axis in grid.axes):
+            raise complaint(f"argument {item!r}", "one value for an axis", f"grid.axes.{key}=[{value}]")
+
+
+def _baseline(config: DictConfig, line: CommandLine, grid: Grid) -> dict[str, Any]:
+    """The labels that changes are measured against.
+
+    Those of a grid file count only as far as they lie on axes that the command line changes.
+    """
+    labels = _mapping(config, "baseline")
+    if any(item.lstrip("+~").startswith("grid.baseline") for item in line.overrides):
+        return labels
+    kept: dict[str, Any] = {}
+    for key, value in labels.items():
+        axis = next((axis for axis in grid.axes if key in (axis.name, axis.key)), None)
+        is_changed = (axis.key if axis else key) in line.axes
+        if not is_changed or (axis is not None and value in axis.values):
+            kept[key] = value
+    return kept
+
+
+def _published(config: DictConfig, line: CommandLine, grid: Grid) -> dict[str, Any]:
+    """The published figures; none where the command line simulates anything else than the grid file."""
+    written = flatten(plain(config.grid)["axes"] or {})
+    others = [axis.key for axis in grid.axes if axis.key not in written and not axis.is_seed]
+    keys = [item.lstrip("+~").partition("=")[0] for item in line.overrides]
+    others += [key for key in keys if key.partition(".")[0] in SIMULATION_GROUPS]
+    return {} if others else _mapping(config, "published")
+
+
 def _lanes_per_tile(config: DictConfig) -> int:
     lanes = config.execution.lanes_per_tile
     if not isinstance(lanes, int) or isinstance(lanes, bool) or lanes < 1:
         raise complaint("execution.lanes_per_tile", repr(lanes), "a whole number >= 1")
-    devices = config.execution.devices
-    if devices is not None and (not isinstance(devices, int) or isinstance(devices, bool) or devices < 1):
-        raise complaint("execution.devices", repr(devices), "null or a whole number >= 1")
     return lanes
 
 
 def _picture(config: DictConfig, folder: Path) -> Path | None:
     """Where the figure goes: a file that is named, else one beside the cube."""
-    if isinstance(config.figure, str):
-        check_ending(config.figure)
-        return Path(config.figure)
-    return folder / "figure.png" if config.figure else None
+    if config.figure is True:
+        return folder / "figure.png"
+    path = output_path("figure", config.figure, "true, false or the name of a file")
+    if path:
+        check_ending(path)
+    return path
 
 
 def _name(config: DictConfig, grid: Grid) -> str:
@@ -134,40 +170,43 @@ def _build(grid: Grid) -> tuple[list[Point], list[Workload]]:
     return points, workloads
 
 
-def _attributes(raw: Mapping[str, Any], grid: Grid, baseline: Mapping[str, Any]) -> dict[str, Any]:
+def _attributes(
+    raw: Mapping[str, Any],
+    grid: Grid,
+    baseline: Mapping[str, Any],
+    published: Mapping[str, Any],
+    title: str,
+) -> dict[str, Any]:
     config = {key: value for key, value in raw.items() if key not in NOT_SIMULATED} | grid.configs[0]
     config["grid"] = config["grid"] | {
         "axes": {axis.key: list(axis.values) for axis in grid.axes},
         "baseline": dict(baseline),
+        "published": dict(published),
     }
     return {
         "version": package_version(),
-        "title": _title(grid),
+        "title": title,
         "config": OmegaConf.to_yaml(config),
         "seeds": seeds(grid.axes),
         "baseline": json.dumps(dict(baseline)),
-        "published": json.dumps(config["grid"]["published"] or {}),
+        "published": json.dumps(dict(published)),
     }
 
 
-def _title(grid: Grid) -> str:
+def _title(grid: Grid, points: list[Point]) -> str:
     """Workload, rate and pool, as far as they are the same everywhere in the grid."""
 
-    def common(find: Any) -> Any:
-        found = {find(config) for config in grid.configs}
+    def common(values: Iterable[Any]) -> Any:
+        found = set(values)
         return found.pop() if len(found) == 1 else None
 
-    parts = []
-    workload = common(
-        lambda config: (
-            config["workload"].get("generator") or Path(str(config["workload"].get("path", ""))).name
-        )
-    )
-    rate = common(lambda config: config["workload"].get("rate"))
-    pool = common(lambda c: c["cluster"]["kv_blocks"] * c["cluster"].get("block_size", 16))
-    replicas = common(lambda config: config["cluster"].get("replicas", 1))
-    parts += [workload] if workload else []
-    programs = common(lambda config: config["workload"].get("programs"))
+    workloads = [config["workload"] for config in grid.configs]
+    name = common(config.get("generator") or Path(str(config.get("path", ""))).name for config in workloads)
+    programs = common(config.get("programs") for config in workloads)
+    rate = common(config.get("rate") for config in workloads)
+    replicas = common(point.cluster.replicas for point in points)
+    pool = common(point.cluster.kv_blocks * point.cluster.block_size for point in points)
+    parts = [name] if name else []
     parts += [f"{programs} programs"] if programs else []
     parts += [f"{rate:g} programs/s"] if rate else []
     parts += [f"{replicas} replica{'s' if replicas > 1 else ''}"] if replicas else []
@@ -187,10 +226,12 @@ def _run(
         TimeRemainingColumn(compact=True),
     )
     progress = Progress(*columns, console=console, transient=True, speed_estimate_period=600)
-    task = progress.add_task("simulating", total=len(points), whole=0)
+    task = progress.add_task("compiling", total=len(points), whole=0)
 
     def show(done: float, total: int) -> None:
-        if not progress.live.is_started and done < total:
+        if progress.live.is_started:
+            progress.update(task, description="simulating")
+        elif done < total:
             progress.start()
         progress.update(task, completed=done, total=total, whole=int(done))
 

@@ -1,11 +1,12 @@
 """Runs the points of a grid, tile by tile, each distinct configuration once."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import jax
 import numpy as np
 
 from agentjax.cluster import Cluster
@@ -76,7 +77,7 @@ def run_points(
     report(total - len(pending), total)
     start = time.perf_counter()
     done = total - len(pending)
-    for part in cut(list(pending.items()), lanes_per_tile):
+    for part in _parts(pending, lanes_per_tile):
         lanes = [engine.LaneSpec(point.workload, point.cluster, point.policy) for _, point in part]
         outcome = (run_lanes or engine.run_lanes)(
             workloads,
@@ -130,6 +131,16 @@ def lane_record(outcome: Any, row: int, workload: Workload, cluster: Cluster) ->
     )
     record["status"] = int(outcome.status[row])
     return record
+
+
+def _parts(pending: Mapping[str, Point], lanes_per_tile: int) -> Iterator[Sequence[tuple[str, Point]]]:
+    """The lanes of each tile; those of a tile have the same kind of performance model."""
+    kinds: dict[Any, list[tuple[str, Point]]] = {}
+    for key, point in pending.items():
+        leaves, structure = jax.tree.flatten(point.cluster.performance)
+        kinds.setdefault((structure, *(np.shape(leaf) for leaf in leaves)), []).append((key, point))
+    for items in kinds.values():
+        yield from cut(items, lanes_per_tile)
 
 
 def _refuse_unfit(points: Sequence[Point], workloads: Sequence[Workload]) -> None:

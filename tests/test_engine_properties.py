@@ -1,0 +1,288 @@
+"""Properties of the engine on random cases: equal to the reference, and to itself however it is run.
+
+A hypothesis example is a batch of seeds of `tests.strategies.random_case`, run side by side.
+"""
+
+import random
+from collections import Counter
+from copy import deepcopy
+from itertools import count, islice
+from math import inf
+
+import equinox as eqx
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from agentjax.engine import run as engine
+from agentjax.engine.run import Outcome
+from tests import engine_cases
+from tests.engine_cases import LANES, common, first_difference, priorities, recorded
+from tests.reference.simulator import Simulation, simulate
+from tests.strategies import MS, random_case
+
+SEEDS = st.lists(st.integers(0, 2**32 - 1), min_size=LANES - 1, max_size=LANES - 1, unique=True)
+MOMENTS = ("released", "scheduled", "first_token", "finished")
+TIMES = {"released", "scheduled", "first_token", "finished", "service_ns", "service", "makespan_ns"}
+
+
+def batches(count):
+    """Decorator: the test for so many batches, the same ones in every run."""
+    options = settings(
+        max_examples=count,
+        derandomize=True,
+        database=None,
+        deadline=None,
+        phases=(Phase.generate,),  # the message names the seed; fewer or smaller seeds tell no more
+        suppress_health_check=list(HealthCheck),
+    )
+    return lambda test: options(given(SEEDS)(test))
+
+
+def draw(seeds, **narrow):
+    return [random_case(random.Random(seed), **narrow) for seed in seeds]
+
+
+def compare(seeds, cases, got: Outcome, want: Outcome):
+    """All that two runs record of the same cases is equal."""
+    for index, (seed, case) in enumerate(zip(seeds, cases, strict=True)):
+        difference = first_difference(recorded(got, index, *case), recorded(want, index, *case))
+        assert difference is None, f"seed {seed}: {difference}"
+
+
+def compare_with_reference(seeds, cases, outcome: Outcome):
+    assert not outcome.status.any()
+    for index, (seed, case) in enumerate(zip(seeds, cases, strict=True)):
+        difference = first_difference(recorded(outcome, index, *case), common(simulate(*case)))
+        assert difference is None, f"seed {seed}: {difference}"
+
+
+@batches(25)
+def test_equals_the_reference(seeds):
+    cases = draw(seeds)
+    compare_with_reference(seeds, cases, engine_cases.run(cases))
+
+
+def compact_more(programs, config, rng):
+    """Six calls in ten keep any part of what they kept before, but all of a shared prefix."""
+    for program in programs:
+        prefix = program["prefix"]
+        context = shared = 0 if prefix is None else config["prefix_tokens"][prefix]
+        for turn, (new, output, kept, gap) in enumerate(program["calls"]):
+            most = context if kept is None else min(kept, context)
+            kept = rng.randint(shared, most) if turn and rng.random() < 0.6 else most
+            context = kept + new + output
+            program["calls"][turn] = (new, output, kept, gap)
+
+
+@batches(12)
+def test_equals_the_reference_where_protected_contexts_are_cut_and_broken(seeds):
+    """Several replicas and much compaction: what a leap has taken is neither counted twice nor forgotten."""
+    cases = draw(seeds, retention=("pin", "pin", "ttl", "pressure_ttl"))
+    for seed, (programs, config) in zip(seeds, cases, strict=True):
+        config["replicas"] = max(2, config["replicas"])
+        compact_more(programs, config, random.Random(seed))
+    compare_with_reference(seeds, cases, engine_cases.run(cases))
+
+
+@batches(12)
+def test_equals_the_reference_where_much_happens_at_one_instant(seeds):
+    """Every iteration takes 1 ms, and programs arrive and tools return on whole milliseconds."""
+    cases = draw(seeds, retention=("lru", "ttl", "pressure_ttl", "pin", "pin"))
+    for seed, (programs, config) in zip(seeds, cases, strict=True):
+        config["cost"] = dict.fromkeys(config["cost"], 0) | {"c0": MS}
+        config["replicas"] = max(2, config["replicas"])
+        compact_more(programs, config, random.Random(seed))
+        for program in programs:
+            program["arrival_ns"] = program["arrival_ns"] // MS % 20 * MS
+            program["calls"] = [(*call, gap // MS % 60 * MS) for *call, gap in program["calls"]]
+    compare_with_reference(seeds, cases, engine_cases.run(cases))
+
+
+def test_a_leap_that_breaks_a_protection_takes_its_content():
+    # In a leap of replica 0 that breaks B's pinned blocks, B's next call is released, keeps 36 tokens, and is
+    # admitted elsewhere. B's last call comes back and finds 9 blocks of those, not what the leap has taken.
+    a = [(1, 7, None, 588_000_000), (1, 1, None, 0), (1, 11, None, 0), (28, 4, None, 0)]
+    b = [(49, 8, None, 0), (37, 1, None, 0), (49, 13, None, 115_250_000), (3, 1, 36, 0)]
+    one = (1, 1, None, 0)
+    programs = [{"arrival_ns": 0, "prefix": None, "calls": calls} for calls in (a, [*b, one, one], [one])]
+    config = {
+        "kv_blocks": 52,
+        "block_size": 4,
+        "max_num_seqs": 8,
+        "max_num_batched_tokens": 16,
+        "max_model_len": 1000,
+        "replicas": 3,
+        "cost": {"c0": 49_000_000, "c_tok": 0, "c_seq": 0, "c_kv": 0, "c_prefill": 0, "wakeup": 0},
+        "retention": ("pin", {}),
+        "scheduling": "fcfs",
+        "routing": ("round_robin", {}),
+        "admission": ("always", {}),
+    }
+    cases = [(programs, config)]
+    compare_with_reference([0], cases, engine_cases.run(cases))
+
+
+@batches(8)
+def test_leaps_change_nothing(seeds):
+    cases = draw(seeds)
+    compare(seeds, cases, engine_cases.run(cases), engine_cases.run(cases, leaps=False))
+
+
+@batches(5)
+def test_leaps_change_no_count_where_an_iteration_takes_no_whole_number_of_nanoseconds(seeds):
+    cases = draw(seeds)
+    for seed, (_, config) in zip(seeds, cases, strict=True):
+        rng = random.Random(seed)
+        for name in ("c0", "c_tok", "c_seq", "c_kv"):
+            config["cost"][name] += rng.random()
+    leaping, stepping = engine_cases.run(cases), engine_cases.run(cases, leaps=False)
+    for index, (seed, case) in enumerate(zip(seeds, cases, strict=True)):
+        got, want = recorded(leaping, index, *case), recorded(stepping, index, *case)
+        tolerance = want["totals"]["iterations"]
+        busy = np.subtract(got["totals"].pop("busy_ns"), want["totals"].pop("busy_ns"))
+        assert np.abs(busy).max() <= tolerance
+        pairs = [(got["totals"], want["totals"])]
+        pairs += [pair for kind in ("calls", "programs") for pair in zip(got[kind], want[kind], strict=True)]
+        for a, b in pairs:
+            for name in b:
+                assert abs(a[name] - b[name]) <= tolerance * (name in TIMES), f"seed {seed}: {name}"
+
+
+@batches(5)
+def test_invariants_hold_after_every_step(seeds):
+    cases = draw(seeds)
+    compare_with_reference(seeds, cases, engine_cases.run(cases, checks=True))
+
+
+def test_invariants_can_fail(monkeypatch):
+    compiled = engine.compiled
+
+    def with_a_block_lost(*key):
+        begin, advance = compiled(*key)
+
+        def begin_leaky(*arguments):
+            state = begin(*arguments)
+            return eqx.tree_at(lambda state: state.replicas.fresh, state, state.replicas.fresh - 1)
+
+        return begin_leaky, advance
+
+    monkeypatch.setattr(engine, "compiled", with_a_block_lost)
+    with pytest.raises(
+        (RuntimeError, ValueError), match="invariant broken: the free queue is as long as its parts"
+    ):
+        engine_cases.run(draw([0]), checks=True)
+
+
+@pytest.mark.parametrize(("replicas", "prefixes"), [(1, 0), (3, 2)])
+def test_a_lane_alone_equals_the_lane_among_others(replicas, prefixes):
+    """Also: padding replicas and shared prefixes that are not there change nothing."""
+    drawn = ((seed, random_case(random.Random(seed))) for seed in count())
+    fits = (
+        (seed, case)
+        for seed, case in drawn
+        if case[1]["replicas"] == replicas and len(case[1]["prefix_tokens"]) <= prefixes
+    )
+    seeds, cases = zip(*islice(fits, 12), strict=True)
+    together = engine_cases.run(cases)
+    for index, (seed, case) in enumerate(zip(seeds, cases, strict=True)):
+        with priorities():
+            packed, lane = engine_cases.workload(*case, prefixes=prefixes), engine_cases.lane(0, case[1])
+            alone = engine_cases.run_lanes([packed], [lane])
+        difference = first_difference(recorded(alone, 0, *case), recorded(together, index, *case))
+        assert difference is None, f"seed {seed}: {difference}"
+        assert alone.steps[0] == together.steps[index]
+
+
+def test_padding_changes_nothing():
+    """Lanes with more programs, calls, replicas and prefixes make all arrays of the others larger."""
+    seeds = range(1000, 1000 + LANES - 1)
+    cases = draw(seeds)
+    config = cases[0][1] | {"replicas": 5, "kv_blocks": 100, "prefix_tokens": [16] * 4, "max_model_len": 1000}
+    calls = [(1, 1, None, 0)] * 60
+    large = ([{"arrival_ns": 0, "prefix": 3, "calls": calls} for _ in range(20)], config)
+    everything = [large, *cases, *[large] * LANES]
+    with priorities():
+        padded = engine_cases.run_lanes(
+            [engine_cases.workload(*case) for case in everything],
+            [engine_cases.lane(index, config) for index, (_, config) in enumerate(everything)],
+        )
+    compact = engine_cases.run(cases)
+    for index, (seed, case) in enumerate(zip(seeds, cases, strict=True)):
+        difference = first_difference(recorded(padded, 1 + index, *case), recorded(compact, index, *case))
+        assert difference is None, f"seed {seed}: {difference}"
+    assert (padded.steps[1:LANES] == compact.steps[: LANES - 1]).all()
+
+
+def sampled_before(log, programs, prompts, instant):
+    """Tokens that each call has sampled before an instant, from the log of the reference."""
+    sampled = Counter()
+    for entry in log:
+        if entry["start_ns"] + entry["duration_ns"] < instant:
+            for p, k, tokens, before in entry["batch"]:
+                sampled[p, k] += before + tokens == prompts[p, k] + sampled[p, k]
+    return sampled
+
+
+def with_another_future(programs, config, instant, rng):
+    """The programs, changed in everything that has not happened before the instant; call counts stay.
+
+    A call that is not complete then may end up with any output longer than what it has sampled so far.
+    """
+    log = []
+    result = simulate(programs, config, log)
+    keys = [(p, k) for p, program in enumerate(programs) for k in range(len(program["calls"]))]
+    calls = dict(zip(keys, result["calls"], strict=True))
+    prompts = {key: call["prompt"] for key, call in calls.items()}
+    sampled = sampled_before(log, programs, prompts, instant)
+    for growth in (1.5, 1.0, 0.5):  # until every call fits
+        changed = deepcopy(programs)
+        for p, k in keys:
+            call, program = calls[p, k], changed[p]
+            new, output, kept, gap = program["calls"][k]
+            if call["released"] >= instant:
+                if k == 0:
+                    program["arrival_ns"] = instant + rng.randint(0, 2 * (program["arrival_ns"] - instant))
+                new, kept = rng.randint(1, 1 + int(growth * new)), rng.choice((None, kept))
+            if call["finished"] >= instant:
+                output = sampled[p, k] + rng.randint(1, 1 + int(growth * (output - sampled[p, k])))
+                gap = rng.randint(0, 2 * gap)
+            elif call["finished"] + gap >= instant:
+                gap = instant - call["finished"] + rng.randint(0, gap)
+            program["calls"][k] = (new, output, kept, gap)
+        try:
+            Simulation(changed, config)
+        except ValueError:
+            continue
+        return changed
+    return programs
+
+
+def decided_before(result, instant):
+    """What has been decided strictly before an instant, call by call; `inf` stands for later."""
+    decided = []
+    for call in result["calls"]:
+        row = {name: call[name] if 0 <= call[name] < instant else inf for name in MOMENTS}
+        row |= {"replica": call["replica"]} if row["released"] < inf else {}
+        row |= {"cached_tokens": call["cached_tokens"]} if row["scheduled"] < inf else {}
+        decided.append(call if row["finished"] < inf else row)
+    return decided
+
+
+@batches(8)
+def test_the_future_changes_no_earlier_decision(seeds):
+    cases = draw(seeds)
+    base = engine_cases.run(cases)
+    changed, instants = [], []
+    for index, (seed, (programs, config)) in enumerate(zip(seeds, cases, strict=True)):
+        rng = random.Random(seed)
+        calls = recorded(base, index, programs, config)["calls"]
+        instants.append(rng.choice([call[name] + rng.randint(0, 1) for call in calls for name in MOMENTS]))
+        changed.append((with_another_future(programs, config, instants[-1], rng), config))
+    other = engine_cases.run(changed)
+    for index, (seed, case) in enumerate(zip(seeds, cases, strict=True)):
+        got = decided_before(recorded(other, index, *case), instants[index])
+        want = decided_before(recorded(base, index, *case), instants[index])
+        assert got == want, f"seed {seed}, {instants[index]} ns"
+    assert sum(a[0] != b[0] for a, b in zip(cases, changed, strict=True)) > LANES // 3
