@@ -4,6 +4,7 @@ out."""
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -158,9 +159,7 @@ def _run(
 
 
 @lru_cache(maxsize=32)
-def compiled(
-    shape: Shape, devices: tuple[jax.Device, ...], lanes_per_device: int
-) -> tuple[Callable, Callable]:
+def compiled(shape: Shape, devices: tuple[Any, ...], lanes_per_device: int) -> tuple[Callable, Callable]:
     """The functions (initial states; one chunk of steps) for lanes split over devices; compiled at their
     first call.
     """
@@ -208,7 +207,7 @@ def stack_traffic(workloads: Sequence[Workload]) -> Traffic:
     compilation.
     """
 
-    def stacked(name: str, fill: int, multiple: int) -> np.ndarray:
+    def stacked(name: str, fill: int, multiple: int) -> Any:
         rows = [getattr(workload, name) for workload in workloads]
         width = -(-max(len(row) for row in rows) // multiple) * multiple
         out = np.full((1 << (len(rows) - 1).bit_length(), width), fill, rows[0].dtype)
@@ -226,7 +225,7 @@ def stack_traffic(workloads: Sequence[Workload]) -> Traffic:
         output_tokens=stacked("output_tokens", 1, 512),
         kept_tokens=stacked("kept_tokens", -1, 512),
         gap=stacked("gap", 0, 512),
-    )  # pyright: ignore[reportArgumentType]
+    )
 
 
 def stack_lanes(specs: Sequence[LaneSpec]) -> Lane:
@@ -253,15 +252,15 @@ def _outcome(
 ) -> Outcome:
     """The final states as an `Outcome`."""
     count = len(specs)
-    state = jax.tree.map(lambda x: np.asarray(x)[:count], state)
-    threads, totals = state.threads, state.totals
+    final: Any = jax.tree.map(lambda x: np.asarray(x)[:count], state)
+    threads, totals = final.threads, final.totals
     which = np.asarray([spec.workload for spec in specs])
-    records = None if state.records is None else _last_records(state, traffic, which)
+    records = None if final.records is None else _last_records(final, traffic, which)
     prompts = np.asarray([int(np.sum(workload.prompt_tokens, dtype=np.int64)) for workload in workloads])[
         which
     ]
     finished = np.where(threads.status == DONE, threads.finished, -1)
-    stuck = state.stuck | np.any(threads.status != DONE, axis=1) & ~stalled[:count]
+    stuck = final.stuck | np.any(threads.status != DONE, axis=1) & ~stalled[:count]
 
     def column(name: str) -> np.ndarray | None:
         return None if records is None else records[:, :, RECORD.index(name)]
@@ -286,7 +285,7 @@ def _outcome(
         iterations=totals.iterations,
         empty_schedules=totals.empty_schedules,
         steps=totals.steps,
-        busy_ns=state.replicas.busy,
+        busy_ns=final.replicas.busy,
         makespan_ns=finished.max(axis=1),
         status=np.where(stuck, 1, np.where(stalled[:count], 2, 0)),
         series=_series(samples) if samples else None,

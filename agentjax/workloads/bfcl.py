@@ -62,8 +62,8 @@ def bfcl(
       280 tokens a call, drawn uniformly; their functions run in process, within milliseconds.
     - Web-search programs begin with 1.1K tokens; 80 % of their calls add search results of about 1K tokens,
       20 % a page of 17K. Their gaps are not published: about a second is our assumption.
-    - The share of web search is not published. AgentServeSim's JCT on BFCL is the same for every KV pool, so its
-      contexts are small: 0 is the default, since pages of 17K tokens would make them large.
+    - The share of web search is not published. AgentServeSim's JCT on BFCL is the same for every KV pool, so
+      its contexts are small: 0 is the default, since pages of 17K tokens would make them large.
     - Output: lognormal, median 70 tokens, three times as much in the last call, the answer. It always fits:
       an observation has at least `observation_min_tokens`, also where that makes a call grow by more than was
       drawn.

@@ -124,6 +124,7 @@ def refuse_unfit(workload: Workload, kv_blocks: int, block_size: int, max_model_
             program, turn = workload.names[workload.call_program[call]], int(workload.call_turn[call])
             raise complaint(
                 f"program {program!r}, calls[{turn}]",
-                f"a prompt of {prompts[call]} and an output of {outputs[call]} tokens, {need[call]} {unit} in all",
+                f"a prompt of {prompts[call]} and an output of {outputs[call]} tokens, "
+                f"{need[call]} {unit} in all",
                 f"at most {limit}, all that a replica has",
             )

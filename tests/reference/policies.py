@@ -73,5 +73,7 @@ def admit(name, params, *, utilization, uncached_tokens, free_tokens, protected)
     if name == "always":
         return True
     if name == "kv_gate":
-        return protected or not (utilization > params.get("threshold", 0.9) and uncached_tokens() > free_tokens)
+        return protected or not (
+            utilization > params.get("threshold", 0.9) and uncached_tokens() > free_tokens
+        )
     raise ValueError(f"unknown admission policy {name!r}")
