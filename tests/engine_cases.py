@@ -47,6 +47,9 @@ TOTALS = {
     "evicted_blocks": "evicted_blocks",
     "makespan_ns": "makespan_ns",
 }
+FREE = {"c0": 0, "c_tok": 0, "c_seq": 0, "c_kv": 0, "c_prefill": 0.0, "wakeup": 0}
+"""A cost model without cost."""
+
 LIMITS = ("replicas", "kv_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens", "max_model_len")
 
 

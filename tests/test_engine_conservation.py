@@ -5,11 +5,9 @@ import random
 import pytest
 
 from tests import engine_cases
-from tests.engine_cases import LANES, recorded
-from tests.strategies import random_case
+from tests.engine_cases import FREE, LANES, recorded
+from tests.strategies import MS, random_case
 
-MS = 1_000_000
-FREE = {"c0": 0, "c_tok": 0, "c_seq": 0, "c_kv": 0, "c_prefill": 0.0, "wakeup": 0}
 PER_ITERATION, PER_TOKEN = FREE | {"c0": MS}, FREE | {"c_tok": MS}
 BATCHES = range(4)
 

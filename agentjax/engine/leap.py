@@ -33,7 +33,7 @@ def iterations_until(replicas: Replicas, elapsed: Int[Array, " replicas"]) -> In
     return jnp.where(duration_ns(replicas, guess) >= elapsed, guess, guess + 1)
 
 
-def cut(replicas: Replicas, now: Int[Array, ""], on: Bool[Array, " replicas"]) -> Replicas:
+def cut(replicas: Replicas, now: Int[Array, "..."], on: Bool[Array, " replicas"]) -> Replicas:
     """End the running leaps of the mask at their first iteration boundary at or after now."""
     iterations = jnp.minimum(iterations_until(replicas, now - replicas.start), replicas.iterations)
     iterations = jnp.where(on, iterations, replicas.iterations)

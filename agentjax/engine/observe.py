@@ -16,12 +16,12 @@ def seconds(time: Int[Array, "..."]) -> Float[Array, "..."]:
     return time.astype(jnp.float64) / 1e9
 
 
-def blocks_taken(state: State, lane: Lane) -> Int[Array, " replicas"]:
-    """Blocks that the iterations begun so far in each running leap have taken, beyond those taken at its
-    launch and not booked yet.
+def blocks_taken(state: State, lane: Lane, now: Int[Array, "..."]) -> Int[Array, " replicas"]:
+    """Blocks that the iterations begun before `now` in each running leap have taken, beyond those taken at
+    its launch and not booked yet.
     """
     threads, replicas = state.threads, state.replicas
-    begun = jnp.where(replicas.phase == BUSY, iterations_until(replicas, state.now - replicas.start), 0)
+    begun = jnp.where(replicas.phase == BUSY, iterations_until(replicas, now - replicas.start), 0)
     rows = jnp.arange(begun.shape[0])[:, None]
     sampling = (threads.status == RUNNING) & (threads.computed == threads.known) & (threads.replica == rows)
     grown = growth_blocks(threads.computed, begun[:, None], lane.limits.block_size)
@@ -66,7 +66,7 @@ def sample(state: State, lane: Lane) -> Sample:
     used = lane.limits.kv_blocks - replicas.free - replicas.protected + replicas.owed
     return Sample(
         now=state.now,
-        in_use_blocks=used + blocks_taken(state, lane),
+        in_use_blocks=used + blocks_taken(state, lane, state.now),
         protected_blocks=replicas.protected,
         running=replicas.running,
         queued=replicas.queued,

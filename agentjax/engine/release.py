@@ -61,7 +61,7 @@ def release_one(
     prefix = at(traffic.prefix[workload], thread)
     below = pool.prefix_blocks(traffic.prefix_tokens[workload], prefix, block_size, shape)
     limit = jnp.minimum((prompt - 1) // block_size, kept // block_size)
-    taken = blocks_taken(state, lane)
+    taken = blocks_taken(state, lane, state.now)
     home = at(threads.replica, thread)
 
     observation = observe(

@@ -292,8 +292,10 @@ def _admit(
     if shape.replicas > 1:
         gates = has_trait(shape.policies.admission, lane.policy.admission, "gates")
         frees = elsewhere & (column(state.extents.deadline, thread) >= 0) & (state.replicas.breaking | gates)
-        cut = leap.cut(state.replicas, state.now, frees & (state.replicas.phase == BUSY))
-        state = pool.book(replace(state, replicas=cut), thread, blocks_taken(state, lane), frees)
+        # Replicas before this one have begun the iteration that starts now, those after it have not.
+        begun = state.now + (jnp.arange(shape.replicas) < replica)
+        cut = leap.cut(state.replicas, begun, frees & (state.replicas.phase == BUSY))
+        state = pool.book(replace(state, replicas=cut), thread, blocks_taken(state, lane, begun), frees)
         state = pool.end_protection(state, shape, thread, prefix, elsewhere)
     threads, replicas, totals = state.threads, state.replicas, state.totals
     found = hit * block_size

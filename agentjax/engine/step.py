@@ -43,6 +43,8 @@ def step(state: State, traffic: Traffic, lane: Lane, shape: Shape) -> State:
         clear = active & none_completing & ~jnp.any(waiting & ~(due & (threads == thread)))
         state = release_one(state, traffic, lane, shape, thread, due)
     with jax.named_scope("schedule"):
+        # The release may have ended a leap at this very instant: its replica is in line again.
+        clear = clear & ~jnp.any((state.replicas.phase == BUSY) & (state.replicas.end <= state.now))
         deciding = state.replicas.phase == DECIDING
         first = jnp.argmax(deciding) == actor
         state = schedule(state, traffic, lane, shape, actor, clear & first & at(deciding, actor))
