@@ -1,9 +1,19 @@
 """The cluster: replicas of one model, their limits, and how long an iteration takes."""
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 
 from agentjax.errors import complaint
-from agentjax.performance import AbstractPerformance, load
+from agentjax.performance import AbstractPerformance, Device, load
+
+LIMITS = (
+    "replicas",
+    "kv_blocks",
+    "block_size",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "max_model_len",
+)
+"""Fields of a cluster that, with its performance model, decide what happens in it."""
 
 
 @dataclass(frozen=True)
@@ -18,6 +28,8 @@ class Cluster:
         max_num_batched_tokens: token budget of an iteration.
         max_model_len: longest context (tokens).
         performance: iteration times; default: Llama-3.1-70B on two RTX PRO 6000.
+        hardware: the GPU, for energy and cost only; None: unknown.
+        gpus: GPUs a replica, for energy and cost only.
 
     Raises:
         InputError: a limit that is no integer of at least 1.
@@ -30,13 +42,15 @@ class Cluster:
     max_num_batched_tokens: int = 8192
     max_model_len: int = 131072
     performance: AbstractPerformance = field(default_factory=lambda: load("rtx-pro-6000/llama-3.1-70b/tp2"))
+    hardware: Device | None = None
+    gpus: int = 1
 
     def __post_init__(self) -> None:
-        for limit in fields(self):
-            value = getattr(self, limit.name)
-            if limit.name != "performance" and (
-                not isinstance(value, int) or isinstance(value, bool) or value < 1
-            ):
-                raise complaint(f"cluster.{limit.name}", repr(value), "an integer from 1")
+        for name in (*LIMITS, "gpus"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise complaint(f"cluster.{name}", repr(value), "an integer from 1")
         if not isinstance(self.performance, AbstractPerformance):
             raise complaint("cluster.performance", repr(self.performance), "a performance model")
+        if self.hardware is not None and not isinstance(self.hardware, Device):
+            raise complaint("cluster.hardware", repr(self.hardware), "a GPU, as from read_device, or None")

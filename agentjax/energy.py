@@ -22,6 +22,15 @@ figures go from 4 pJ a bit for HBM2 to 8 for GDDR6."""
 _SECOND_NS = 1e9
 _HOUR_NS = 3600e9
 
+ENERGY = {
+    "energy_j": ("energy of all GPUs, estimated from board power", "J"),
+    "energy_per_program_j": ("energy over completed programs", "J"),
+    "energy_per_token_j": ("energy over output tokens of completed calls", "J"),
+    "cost_usd": ("list price of all GPUs for the makespan", "USD"),
+    "cost_per_program_usd": ("cost over completed programs", "USD"),
+}
+"""Energy and cost of a run: what each is, and its unit."""
+
 Runs = Float[np.ndarray, "*runs"]
 
 
@@ -64,7 +73,7 @@ def energy_j(
     gpus_per_replica: ArrayLike = 1,
     memory_bytes: ArrayLike = 0.0,
 ) -> Runs:
-    """Energy of runs (J): of all GPUs, from time 0 to the last completion.
+    """Energy of runs (J), of all GPUs.
 
     gpus · (replicas · idle_w · makespan + (active_w − idle_w) · sum of busy) + memory_j_per_byte ·
     memory_bytes.
@@ -83,6 +92,44 @@ def energy_j(
     active = (power.active_w - power.idle_w) * busy_s
     traffic = power.memory_j_per_byte * np.asarray(memory_bytes, dtype=np.float64)
     return np.asarray(np.asarray(gpus_per_replica) * (idle + active) + traffic)
+
+
+def run_energy(
+    device: Device,
+    *,
+    busy_s: float,
+    makespan_s: float,
+    replicas: int,
+    gpus_per_replica: int,
+    programs: int,
+    output_tokens: int,
+) -> dict[str, float]:
+    """Energy and cost of one run, by the names of `ENERGY`; NaN where nothing completed.
+
+    Every GPU draws its board limit while its replica is in an iteration, and its idle power otherwise: an
+    upper estimate that needs no numbers of the model.
+
+    Args:
+        device: the GPU, its power and price.
+        busy_s: time in iterations, summed over the replicas.
+        makespan_s: from the first arrival to the last completion.
+        replicas: in use.
+        gpus_per_replica: tensor parallelism.
+        programs: completed ones.
+        output_tokens: of completed calls.
+    """
+    makespan_ns = makespan_s * _SECOND_NS
+    power = Power.of(device, memory_j_per_byte=0.0)
+    energy = energy_j(
+        power,
+        [busy_s * _SECOND_NS],
+        makespan_ns,
+        replicas=replicas,
+        gpus_per_replica=gpus_per_replica,
+    )
+    cost = cost_usd(device.price_usd_per_gpu_hour, replicas * gpus_per_replica, makespan_ns)
+    values = (energy, per(energy, programs), per(energy, output_tokens), cost, per(cost, programs))
+    return {name: float(value) for name, value in zip(ENERGY, values, strict=True)}
 
 
 def decode_context_tokens(prompt_tokens: ArrayLike, output_tokens: ArrayLike) -> Runs:
@@ -115,7 +162,7 @@ def memory_traffic_bytes(
 
 
 def cost_usd(price_usd_per_gpu_hour: float, gpus: ArrayLike, makespan_ns: ArrayLike) -> Runs:
-    """Cost of runs (US dollars) where all GPUs are rented from time 0 to the last completion.
+    """Cost of runs (US dollars) where all GPUs are rented for the whole duration.
 
     Args:
         price_usd_per_gpu_hour: of one GPU.

@@ -13,6 +13,10 @@ class InputError(ValueError):
     """Input that cannot be used. The message is one sentence: place, what was found, what is expected."""
 
 
+class OutsideRange(UserWarning):
+    """Fitted coefficients are used beyond the range that they were fitted to."""
+
+
 def complaint(where: str, found: str, expected: str) -> InputError:
     """The sentence every `InputError` is made of."""
     return InputError(f"{where}: found {found}, expected {expected}")

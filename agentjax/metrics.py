@@ -169,7 +169,9 @@ def run_metrics(
     )
     out["preemptions"] = int(totals["preemptions"])
     out["utilization"] = busy_s / (replicas * makespan) if makespan > 0 else float("nan")
+    out["busy"] = busy_s
     out["completed"] = int(done.sum())
+    out["output_tokens"] = int(calls.output_tokens[~np.isnan(calls.finished_s)].sum())
     out["queue_share"] = share
     out["backlog_growth"] = growth
     out["load_regime"] = load_regime(share, growth)

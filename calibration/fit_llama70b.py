@@ -9,27 +9,22 @@ With `--ladder` it also prints how well fits with fewer and more terms do, also 
 """
 
 import argparse
-import csv
-import hashlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
+import _fit
 import jax
-import jax.numpy as jnp
 import numpy as np
-import optax
+from _fit import HERE, HUBER, SIMULATOR, STEPS, Point, columns, errors, rows, weights
 
 from agentjax.performance.affine import Affine
-from agentjax.performance.base import BatchShape
 
-HERE = Path(__file__).resolve().parent
 NAME = Path("rtx-pro-6000/llama-3.1-70b")
 FITTED = "2026-11-30"
 
 ARTIFACT = "rajibrhasan/agentservesim", "5a73df777a59314476678d0b3cf3390cf5610631"
-SIMULATOR = "casys-kaist/LLMServingSim", "5daddb21a545658d5150b535712d0494584b5278"
 PROFILE = "agentservesim/profiles/RTXPRO6000_llama31-70b_tp2"
 PUBLISHED = "profiler/perf/RTXPRO6000/meta-llama/Llama-3.1-70B/bf16/tp2"
 PUBLISHED_SIMILAR = "profiler/perf/RTXPRO6000/Qwen/Qwen3-32B/bf16/tp2"
@@ -67,8 +62,6 @@ FAMILIES = {
 }
 """Weight of each family of points in the fit, most where a loaded replica spends its time. Steps and prompts
 without history are whole measurements; the rest are these, moved to other contexts by attention times."""
-HUBER = 0.05
-STEPS = 3_000
 FREE = ("c0_s", "c_tok_s", "c_prefill_s", "c_kv_s", "c_mixed_s")
 START = {
     "c0_s": 0.05,
@@ -82,32 +75,21 @@ START = {
 LADDER = (FREE[:-1], (*FREE[:-1], "per chunk"), FREE, (*FREE, "per chunk"))
 
 
-class Point(NamedTuple):
-    """One iteration and how long it took: a prompt chunk over a history, beside decodes of equal context."""
-
-    family: str
-    chunk: int
-    history: int
-    decodes: int
-    context: int
-    seconds: float
-
-    @property
-    def region(self) -> str:
-        """Where the residual table counts this point."""
-        match self.family:
-            case "prompts without history":
-                small = ", 32-192 tokens" if self.chunk < 256 else ", 256-1,024 tokens"
-                return self.family + (small if self.chunk <= 1024 else ", 1,280-16,384 tokens")
-            case "steps, chunk and decodes":
-                return self.family + (", chunk 256-2,048" if self.chunk <= 2048 else ", chunk 4,096-16,384")
-            case "decode grid":
-                return self.family + (", 1-4 sequences" if self.decodes <= 4 else ", 8-16 sequences")
-            case "chunk over history":
-                return self.family + (", chunk 256-512" if self.chunk <= 512 else ", chunk 1,024-16,384")
-            case "chunk over history beside decodes":
-                return self.family.replace("decodes", f"{self.decodes} decode" + "s" * (self.decodes > 1))
-        return self.family
+def region_of(point: Point) -> str:
+    """Where the residual table counts a point."""
+    match point.family:
+        case "prompts without history":
+            small = ", 32-192 tokens" if point.chunk < 256 else ", 256-1,024 tokens"
+            return point.family + (small if point.chunk <= 1024 else ", 1,280-16,384 tokens")
+        case "steps, chunk and decodes":
+            return point.family + (", chunk 256-2,048" if point.chunk <= 2048 else ", chunk 4,096-16,384")
+        case "decode grid":
+            return point.family + (", 1-4 sequences" if point.decodes <= 4 else ", 8-16 sequences")
+        case "chunk over history":
+            return point.family + (", chunk 256-512" if point.chunk <= 512 else ", chunk 1,024-16,384")
+        case "chunk over history beside decodes":
+            return point.family.replace("decodes", f"{point.decodes} decode" + "s" * (point.decodes > 1))
+    return point.family
 
 
 class Attention:
@@ -141,12 +123,7 @@ class Attention:
 
 def _attention_rows(path: Path) -> dict[tuple[int, int, int, int], float]:
     axes = ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode")
-    return {tuple(int(row[axis]) for axis in axes): float(row["time_us"]) * 1e-6 for row in _rows(path)}  # type: ignore[misc]
-
-
-def _rows(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
+    return {tuple(int(row[axis]) for axis in axes): float(row["time_us"]) * 1e-6 for row in rows(path)}  # type: ignore[misc]
 
 
 def points(data: Path, attention: Attention, *, known_contexts: bool = True) -> list[Point]:
@@ -154,7 +131,7 @@ def points(data: Path, attention: Attention, *, known_contexts: bool = True) -> 
     no history and 3,000 tokens of context per decode."""
     decode_context = DECODE_CONTEXT if known_contexts else dict.fromkeys(DECODE_CONTEXT, 3_000)
     found = []
-    for row in _rows(data / PROFILE / "step_overhead.csv"):
+    for row in rows(data / PROFILE / "step_overhead.csv"):
         chunk, decodes, seconds = (
             int(row["prefill_chunk"]),
             int(row["n_decode"]),
@@ -204,89 +181,25 @@ def points(data: Path, attention: Attention, *, known_contexts: bool = True) -> 
     return found
 
 
-def batch(found: Sequence[Point]) -> BatchShape:
-    """The points as one stacked batch."""
-    _, chunk, history, decodes, context, _ = (np.asarray(column) for column in zip(*found, strict=True))
-    return BatchShape(
-        sequences=(chunk > 0) + decodes * 1.0,
-        decode_sequences=decodes * 1.0,
-        decode_context_tokens=decodes * context * 1.0,
-        decode_context_max_tokens=(decodes > 0) * context * 1.0,
-        prefill_tokens=chunk * 1.0,
-        prefill_context_tokens=history * 1.0,
-        prefill_work_tokens2=chunk * (history + chunk / 2),
-    )
-
-
 def per_sequence(data: Path) -> float:
     """Output head and sampler (s) per further sequence: slope over 1 to 16 sequences."""
     total = dict.fromkeys(range(1, 17), 0.0)
-    for row in _rows(data / PROFILE / "per_sequence.csv"):
+    for row in rows(data / PROFILE / "per_sequence.csv"):
         if int(row["sequences"]) in total:
             total[int(row["sequences"])] += float(row["time_us"]) * 1e-6
     return float(np.polyfit(list(total), list(total.values()), 1)[0])
 
 
-def columns(found: Sequence[Point], names: Iterable[str]) -> np.ndarray:
-    """What each named coefficient multiplies, one row per point."""
-    shape = batch(found)
-    mixed = np.asarray(shape.prefill_tokens) > 0
-    column = {
-        "c0_s": np.ones(len(found)),
-        "c_tok_s": np.asarray(shape.tokens),
-        "c_seq_s": np.asarray(shape.sequences),
-        "c_prefill_s": np.asarray(shape.prefill_work_tokens2),
-        "c_kv_s": np.asarray(shape.context_tokens),
-        "c_mixed_s": mixed * np.asarray(shape.decode_context_tokens),
-        "per chunk": mixed * 1.0,
-    }
-    return np.stack([column[name] for name in names], axis=1)
-
-
-def weights(found: Sequence[Point]) -> np.ndarray:
-    """Weight of each point: its family's share."""
-    size = {family: sum(point.family == family for point in found) for family in FAMILIES}
-    return np.asarray([FAMILIES[point.family] / size[point.family] for point in found])
-
-
 def fit(found: Sequence[Point], c_seq_s: float, free: Sequence[str] = FREE) -> dict[str, float]:
-    """Coefficients (s, four digits) of least weighted Huber loss of the relative error, positive by exp."""
-    design = jnp.asarray(columns(found, free) * np.asarray([START[name] for name in free]))
-    known = jnp.asarray(c_seq_s * columns(found, ["c_seq_s"])[:, 0])
-    seconds = jnp.asarray([point.seconds for point in found])
-    weight = jnp.asarray(weights(found))
-
-    def loss(logs: jax.Array) -> jax.Array:
-        error = (design @ jnp.exp(logs) + known) / seconds - 1
-        return jnp.sum(weight * optax.losses.huber_loss(error, delta=HUBER)) / HUBER**2
-
-    optimiser = optax.adam(optax.cosine_decay_schedule(0.05, STEPS))
-
-    def step(carry: tuple, _: None) -> tuple[tuple, None]:
-        logs, state = carry
-        updates, state = optimiser.update(jax.grad(loss)(logs), state)
-        return (optax.apply_updates(logs, updates), state), None
-
-    start = jnp.zeros(len(free))
-    (logs, _), _ = jax.jit(lambda carry: jax.lax.scan(step, carry, None, STEPS))(
-        (start, optimiser.init(start))
-    )
-    values = dict(zip(free, np.exp(np.asarray(logs)), strict=True))
-    return {name: float(f"{START[name] * values[name]:.4g}") for name in free} | {
-        "c_seq_s": float(f"{c_seq_s:.2g}")
-    }
-
-
-def errors(model: Affine, found: Sequence[Point]) -> tuple[np.ndarray, np.ndarray]:
-    """Fitted time (s) and its error (%) at every point."""
-    fitted = np.asarray(model.iteration_s(batch(found)))
-    return fitted, 100 * (fitted / np.asarray([point.seconds for point in found]) - 1)
+    """Coefficients (s) of the terms `free`, and `c_seq_s`."""
+    start = {name: START[name] for name in free}
+    return _fit.fit(found, FAMILIES, start, {"c_seq_s": c_seq_s}) | {"c_seq_s": float(f"{c_seq_s:.2g}")}
 
 
 def ladder(found: Sequence[Point], c_seq_s: float) -> Iterator[str]:
     """Fits with fewer and more terms as a table: error at the points fitted to, and at points held out."""
-    share = weights(found)
-    region = np.asarray([point.region for point in found])
+    share = weights(found, FAMILIES)
+    region = np.asarray([region_of(point) for point in found])
     steps = np.asarray([point.family == "steps, chunk and decodes" for point in found])
 
     def error_pct(free: Sequence[str], held_out: np.ndarray) -> np.ndarray:
@@ -308,14 +221,6 @@ def ladder(found: Sequence[Point], c_seq_s: float) -> Iterator[str]:
         everything = spread(error_pct(free, steps & False), share)
         unseen = spread(error_pct(free, steps)[steps], share[steps])
         yield f"| {', '.join(free)} | {everything} | {spread(by_region, share)} | {unseen} |"
-
-
-def summary(error: np.ndarray) -> dict[str, float]:
-    """One line of the residual table."""
-    low, middle, high = np.percentile(error, [10, 50, 90])
-    worst = error[np.argmax(np.abs(error))]
-    numbers = {"median_pct": middle, "p10_pct": low, "p90_pct": high, "worst_pct": worst}
-    return {"points": len(error)} | {name: round(float(value), 1) + 0.0 for name, value in numbers.items()}
 
 
 def draw(path: Path, model: Affine, found: Sequence[Point], error: np.ndarray) -> None:
@@ -372,9 +277,9 @@ def draw(path: Path, model: Affine, found: Sequence[Point], error: np.ndarray) -
     mixed.set(title="Chunk over 8,192 tokens, and decodes", xlabel="context of each decode (thousand tokens)")
     mixed.set(ylabel="iteration (ms)", ylim=(80, 480))
 
-    regions = list(dict.fromkeys(point.region for point in found))
+    regions = list(dict.fromkeys(region_of(point) for point in found))
     for place, region in enumerate(regions):
-        here = error[[point.region == region for point in found]]
+        here = error[[region_of(point) == region for point in found]]
         residual.plot(here, np.full(len(here), place), "|", ms=9, color="C0")
         residual.plot(np.median(here), place, "d", color="black")
     residual.axvline(0, color="grey", lw=0.8)
@@ -404,7 +309,7 @@ def main(data: Path, out: Path, terms: bool = False) -> None:
             points(data, attention, known_contexts=False), c_seq_s
         ),
     }
-    regions = dict.fromkeys(point.region for point in found)
+    regions = [region_of(point) for point in found]
     content = {
         "gpu": "NVIDIA RTX PRO 6000 Blackwell Server Edition",
         "gpus": 2,
@@ -422,21 +327,9 @@ def main(data: Path, out: Path, terms: bool = False) -> None:
             "context tokens of a decode": {"low": 1024, "high": 32768},
             "context tokens before a chunk": {"low": 0, "high": 32768},
         },
-        "residuals": {
-            region: summary(error[[point.region == region for point in found]]) for region in regions
-        },
+        "residuals": _fit.summaries(regions, error),
         "sensitivity": sensitivity,
-        "inputs": [
-            {
-                "file": file,
-                "sha256": hashlib.sha256((data / file).read_bytes()).hexdigest(),
-                "repository": repository,
-                "commit": commit,
-                "measured": measured,
-                "use": use,
-            }
-            for file, (repository, commit, measured, use) in INPUTS.items()
-        ],
+        "inputs": _fit.sources(data, INPUTS),
         "notes": [
             "contexts of the measured steps are inferred, not published: calibration/README.md",
             f"attention of Qwen3-32B times {attention.scale:.3f}, median ratio of {attention.common} rows",
@@ -445,23 +338,23 @@ def main(data: Path, out: Path, terms: bool = False) -> None:
         ],
     }
     folder = out / NAME
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "tp2.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    with (folder / "residuals.csv").open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(
-            [
-                "region",
-                "chunk_tokens",
-                "history_tokens",
-                "decodes",
-                "decode_context_tokens",
-                "fitted_s",
-                "error_pct",
-            ]
-        )
-        for point, seconds, percent in zip(found, fitted, error, strict=True):
-            writer.writerow([point.region, *point[1:5], f"{seconds:.4f}", f"{percent:.1f}"])
+    _fit.write_json(folder / "tp2.json", content)
+    _fit.write_csv(
+        folder / "residuals.csv",
+        (
+            "region",
+            "chunk_tokens",
+            "history_tokens",
+            "decodes",
+            "decode_context_tokens",
+            "fitted_s",
+            "error_pct",
+        ),
+        (
+            (region, *point[1:5], f"{seconds:.4f}", f"{percent:.1f}")
+            for region, point, seconds, percent in zip(regions, found, fitted, error, strict=True)
+        ),
+    )
     draw(folder / "residuals.png", Affine(**coefficients), found, error)
     if terms:
         print(*ladder(found, c_seq_s), sep="\n")

@@ -15,14 +15,16 @@ import pytest
 from rich.console import Console
 
 from agentjax.cluster import Cluster
+from agentjax.energy import ENERGY
 from agentjax.errors import InputError
 from agentjax.metrics import LOAD_REGIMES, SUMMARIES
+from agentjax.performance import Affine, read_device
 from agentjax.plotting import change_figure, jct_figure, save_figure
 from agentjax.policies import Policy
 from agentjax.report import check_published, level_sentence, load_text, policy_table, rows
 from agentjax.sweep import open_cube, sweep
 from agentjax.sweep.cube import save_cube, tree_digest
-from agentjax.workloads import swebench
+from agentjax.workloads import Call, Program, swebench
 from tests.stub_engine import stub_run_lanes
 
 WORKLOAD = functools.partial(swebench, programs=4, calls_median=3.0, calls_max=5)
@@ -109,6 +111,38 @@ def test_equal_inputs_give_equal_bytes(tmp_path: Path):
     made(out=tmp_path / "a")
     made(out=tmp_path / "b", lanes_per_tile=3)
     assert tree_digest(tmp_path / "a" / "cube.zarr") == tree_digest(tmp_path / "b" / "cube.zarr")
+
+
+def test_energy_and_cost_where_the_hardware_is_known(cube: Any, tmp_path: Path):
+    assert not set(ENERGY) & set(cube)
+    gpu = read_device("rtx_pro_6000")
+    dearer = gpu.model_copy(update={"price_usd_per_gpu_hour": 2 * gpu.price_usd_per_gpu_hour})
+    clusters = {
+        "a pair": Cluster(hardware=gpu, gpus=2),
+        "a dearer pair": Cluster(hardware=dearer, gpus=2),
+        "unknown": Cluster(),
+    }
+    shares: list[float] = []
+    found = sweep(
+        WORKLOAD,
+        Cluster(),
+        Policy(),
+        grid={"cluster": clusters, "seed": [3, 5, 8, 13]},
+        out=tmp_path,
+        progress=lambda done, total: shares.append(total),
+    )
+    assert shares[-1] == 4  # hardware changes nothing that is simulated
+    known, other = found.sel(cluster="a pair"), found.sel(cluster="a dearer pair")
+    busy_s = known.utilization * known.makespan
+    energy = 2 * (gpu.idle_w * known.makespan + (gpu.tdp_w - gpu.idle_w) * busy_s)
+    np.testing.assert_allclose(known.energy_j, energy)
+    np.testing.assert_allclose(known.energy_per_program_j, energy / 4)
+    np.testing.assert_allclose(known.energy_j / known.energy_per_token_j % 1, 0, atol=1e-6)
+    np.testing.assert_allclose(known.cost_usd, 2 * gpu.price_usd_per_gpu_hour * known.makespan / 3600)
+    np.testing.assert_allclose(other.cost_per_program_usd, known.cost_usd / 2)
+    assert all(found[name].sel(cluster="unknown").isnull().all() for name in ENERGY)
+    assert found.energy_j.attrs["units"] == "J"
+    assert open_cube(tmp_path / "cube.zarr").equals(found)
 
 
 def test_saving_replaces_a_store_as_a_whole(cube: Any, tmp_path: Path):
@@ -214,3 +248,10 @@ def test_many_configurations_still_make_a_figure(tmp_path: Path):
 def test_published_figures_are_checked(published: dict):
     with pytest.raises(InputError, match=r"grid\.published"):
         check_published(published)
+
+
+def test_a_coefficient_is_an_axis_of_the_python_function() -> None:
+    programs = [Program("job", 0.0, (((Call(4, 2, None, None, 0.0),),),))]
+    cluster = Cluster(performance=Affine(0.01))
+    cube = sweep(programs, cluster, Policy(), grid={"c0_ns": [1e7, 2e7]})
+    assert cube.jct_mean.values.tolist() == pytest.approx([0.02, 0.04])

@@ -3,7 +3,10 @@
 import numpy as np
 import pytest
 
+import agentjax as ajx
+from agentjax.config.build import build_cluster
 from agentjax.energy import (
+    ENERGY,
     Power,
     busy_cost_usd,
     cost_usd,
@@ -11,6 +14,7 @@ from agentjax.energy import (
     energy_j,
     memory_traffic_bytes,
     per,
+    run_energy,
 )
 from agentjax.errors import InputError
 from agentjax.performance import read_config, read_device
@@ -72,3 +76,64 @@ def test_per_program_and_token():
     found = per([10.0, 10.0], [4, 0])
     assert found[0] == 2.5
     assert np.isnan(found[1])
+
+
+def test_energy_and_cost_of_a_run_by_name():
+    # 2 replicas of 4 H100 for 100 s, busy for 30 + 10 s: 8 · 70 W · 100 s + 4 · 630 W · 40 s = 156,800 J;
+    # 800 GPU seconds at 3.60 dollars an hour: 0.80
+    device = read_device("h100_sxm").model_copy(update={"price_usd_per_gpu_hour": 3.6})
+    run = {"busy_s": 40.0, "makespan_s": 100.0, "replicas": 2, "gpus_per_replica": 4}
+    found = run_energy(device, **run, programs=4, output_tokens=1000)
+    assert found == pytest.approx(dict(zip(ENERGY, (156_800, 39_200, 156.8, 0.8, 0.2), strict=True)))
+    nothing = run_energy(device, **run | {"makespan_s": float("nan")}, programs=0, output_tokens=0)
+    assert all(np.isnan(value) for value in nothing.values())
+
+
+def test_energy_of_a_simulated_run():
+    call = ajx.workloads.Call(new_tokens=100, output_tokens=20, kept_tokens=None, tool=None, tool_s=0.0)
+    programs = [ajx.workloads.Program(str(i), 5.0 + i, (((call,),),), None) for i in range(3)]
+    gpu = read_device("rtx_pro_6000")
+    run = ajx.simulate(programs, ajx.Cluster(hardware=gpu, gpus=2))
+    busy_s, makespan_s = run.busy_s.sum().item(), run.makespan_s.item()
+    energy = 2 * (gpu.idle_w * makespan_s + (gpu.tdp_w - gpu.idle_w) * busy_s)
+    cost = 2 * gpu.price_usd_per_gpu_hour * makespan_s / 3600
+    expected = (energy, energy / 3, energy / 60, cost, cost / 3)
+    assert [run[name].item() for name in ENERGY] == pytest.approx(expected)
+    assert [run[name].attrs["units"] for name in ENERGY] == ["J", "J", "J", "USD", "USD"]
+    unknown = ajx.simulate(programs, ajx.Cluster())
+    assert not set(ENERGY) & set(unknown)
+    assert unknown.equals(run.drop_vars(list(ENERGY)))
+
+
+def test_hardware_of_a_configured_cluster():
+    affine = {"c0_s": 0.04}
+    estimate = {"model": "llama_3_1_8b", "hardware": "h200", "tensor_parallel": 4}
+    assert build_cluster({}, affine).hardware is None
+    built = build_cluster({"hardware": "l40s", "gpus": 2}, affine)
+    assert (built.hardware, built.gpus) == (read_device("l40s"), 2)
+    for cluster in ({"gpus": 2}, {"hardware": "h200"}):
+        built = build_cluster(cluster, estimate)
+        assert (built.hardware, built.gpus) == (read_device("h200"), 4)
+
+
+@pytest.mark.parametrize(
+    ("cluster", "performance", "message"),
+    [
+        ({"hardware": "h100"}, {"c0_s": 0.04}, r"^hardware: found 'h100', expected .*h100_pcie, h100_sxm"),
+        ({"hardware": 5}, {"c0_s": 0.04}, r"^cluster\.hardware: found 5, expected null, a name"),
+        ({"gpus": 0}, {"c0_s": 0.04}, r"^cluster\.gpus: found 0, expected an integer from 1"),
+        (
+            {"hardware": "l40s"},
+            {"model": "llama_3_1_8b", "hardware": "h200"},
+            r'^cluster\.hardware: found "l40s", expected null, or "h200" as performance\.hardware',
+        ),
+    ],
+)
+def test_hardware_that_a_cluster_cannot_have(cluster, performance, message):
+    with pytest.raises(InputError, match=message):
+        build_cluster(cluster, performance)
+
+
+def test_hardware_is_a_gpu():
+    with pytest.raises(InputError, match=r"^cluster\.hardware: found 'h200', expected a GPU"):
+        ajx.Cluster(hardware="h200")  # pyright: ignore[reportArgumentType]

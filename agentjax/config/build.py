@@ -1,14 +1,13 @@
 """From composed configuration to the objects that are simulated."""
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from agentjax.cluster import Cluster
-from agentjax.errors import among, complaint
-from agentjax.performance import build_performance
+from agentjax.cluster import LIMITS, Cluster
+from agentjax.errors import among, complaint, shown
+from agentjax.performance import build_performance, read_device
 from agentjax.performance.estimate import AUTO, estimate_kv_blocks
 from agentjax.policies import FAMILIES, Policy
 from agentjax.policies.base import Member
@@ -24,18 +23,30 @@ def build_workload(config: Mapping[str, Any]) -> Workload:
 def build_cluster(cluster: Mapping[str, Any], performance: Mapping[str, Any]) -> Cluster:
     """The cluster of a `cluster` group with the performance model of a `performance` group.
 
-    `kv_blocks: auto` is the number that the model and GPUs of an estimate have room for.
+    `kv_blocks: auto` is the number that the model and GPUs of an estimate have room for. `hardware` is a name
+    of the catalogue of GPUs or a path; where the performance model is an estimate, its GPUs count.
 
     Raises:
-        InputError: a key that a cluster does not have, or a value it cannot take.
+        InputError: a key that a cluster does not have, a value it cannot take, or hardware other than the
+            estimate's.
     """
-    fields = [field.name for field in dataclasses.fields(Cluster) if field.name != "performance"]
+    fields = (*LIMITS, "hardware", "gpus")
     for key in cluster:
         if key not in fields:
             raise complaint("cluster", f"an unknown key {key!r}", among(key, fields))
     if cluster.get("kv_blocks", 1) in AUTO:
         cluster = {**cluster, "kv_blocks": estimate_kv_blocks(cluster, performance)}
-    return Cluster(**cluster, performance=build_performance(performance))
+    times = build_performance(performance)
+    name = cluster.get("hardware")
+    if name is not None and not isinstance(name, str):
+        raise complaint("cluster.hardware", shown(name), "null, a name of the catalogue, or a path")
+    if "model" in performance:
+        own = performance["hardware"]
+        if name not in (None, own):
+            raise complaint("cluster.hardware", shown(name), f"null, or {shown(own)} as performance.hardware")
+        name, cluster = own, {**cluster, "gpus": performance.get("tensor_parallel", 1)}
+    hardware = None if name is None else read_device(name)
+    return Cluster(**{**cluster, "hardware": hardware}, performance=times)
 
 
 def build_policy(config: Mapping[str, Mapping[str, Any]]) -> Policy:

@@ -5,6 +5,7 @@ import io
 import os
 import re
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from agentjax.config.folders import config_folder
 from agentjax.config.sentences import FOREIGN, translate
-from agentjax.errors import InputError, complaint
+from agentjax.errors import InputError, OutsideRange, complaint
 
 _AXIS = re.compile(r"(?P<sign>\+{0,2}|~)grid\.axes\.(?P<key>[^=]+?)(?:=(?P<values>.*))?", re.DOTALL)
 _DIRECTORY_FLAGS = ("--config-dir", "-cd")
@@ -87,7 +88,7 @@ def _run(task: Task, config_name: str, arguments: list[str], has_grid: bool) -> 
 
     def guarded(config: DictConfig) -> None:
         started.append(True)
-        with contextlib.redirect_stderr(terminal):
+        with contextlib.redirect_stderr(terminal), _warnings_as_lines():
             try:
                 task(config, CommandLine(_own_overrides(), axes))
             except BaseException as error:  # Hydra would print a line of its own; raised again below
@@ -179,6 +180,23 @@ def _values(argument: str, text: str | None) -> list[Any]:
         return [getattr(value, "text", value) for value in override.sweep_iterator()]
     value = override.value()
     return value if isinstance(value, list) else [value]
+
+
+@contextlib.contextmanager
+def _warnings_as_lines() -> Iterator[None]:
+    """Warnings of coefficients used beyond their range as single lines on stderr."""
+    with warnings.catch_warnings():
+        show = warnings.showwarning
+
+        def show_line(message: Any, category: Any, *place: Any, **more: Any) -> None:
+            if issubclass(category, OutsideRange):
+                print("warning:", message, file=sys.stderr)
+            else:
+                show(message, category, *place, **more)
+
+        warnings.filterwarnings("always", category=OutsideRange)
+        warnings.showwarning = show_line
+        yield
 
 
 def _own_overrides() -> list[str]:

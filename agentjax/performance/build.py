@@ -7,7 +7,7 @@ from agentjax.errors import closest, complaint, shown
 from agentjax.performance.affine import Affine
 from agentjax.performance.base import AbstractPerformance
 from agentjax.performance.estimate import build_roofline
-from agentjax.performance.load import Coefficients, read
+from agentjax.performance.load import Coefficients, load
 from agentjax.performance.tables import build_table
 
 _HOST = ("overhead_s", "wakeup_s")
@@ -47,7 +47,7 @@ def build_performance(config: Mapping[str, Any]) -> AbstractPerformance:
     name = config["coefficients"]
     if not isinstance(name, str):
         raise complaint("performance.coefficients", shown(name), "the name or path of a coefficient file")
-    return Affine(**{**read(name).coefficients.model_dump(), **given})
+    return load(name, **given)
 
 
 def _seconds(key: str, value: Any) -> float:

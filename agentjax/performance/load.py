@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from agentjax.errors import complaint, expecting, from_validation
 from agentjax.performance.affine import Affine
+from agentjax.performance.valid import remember
 
 PACKAGE = Path(__file__).resolve().parents[1]
 
@@ -106,16 +107,20 @@ def available() -> tuple[str, ...]:
     return tuple(sorted(path.relative_to(root).with_suffix("").as_posix() for path in root.rglob("*.json")))
 
 
-def load(name_or_path: str | Path) -> Affine:
-    """The model of a coefficient file.
+def load(name_or_path: str | Path, **host: float) -> Affine:
+    """The model of a coefficient file. A run that leaves the file's range of validity warns (`OutsideRange`).
 
     **Arguments:**
 
     - `name_or_path`: a name such as `rtx-pro-6000/llama-3.1-70b/tp2`, or a path that ends in `.json`.
+    - `host`: `overhead_s` and `wakeup_s` in place of the file's.
 
     Raises `InputError` for an unknown name, a missing file, or a file that does not have the format.
     """
-    return Affine(**read(name_or_path).coefficients.model_dump())
+    file = read(name_or_path)
+    model = Affine(**{**file.coefficients.model_dump(), **host})
+    remember(model, str(name_or_path), file.valid)
+    return model
 
 
 def read(name_or_path: str | Path) -> CoefficientFile:

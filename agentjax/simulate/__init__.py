@@ -7,9 +7,11 @@ import numpy as np
 
 from agentjax.cluster import Cluster
 from agentjax.config.build import chosen
+from agentjax.energy import ENERGY
 from agentjax.engine.run import STATUS, LaneSpec, Outcome, run_lanes
+from agentjax.performance.valid import Watch
 from agentjax.policies import Policy
-from agentjax.sweep.run import lane_record
+from agentjax.sweep.run import cluster_energy, lane_record
 from agentjax.workloads.pack import SECOND, Workload, pack
 from agentjax.workloads.program import Program
 
@@ -71,15 +73,19 @@ def simulate(
 
     Returns:
         A dataset over `program`, `call` (program by program) and `replica`: instants and durations in
-        seconds, counts, and the totals of the run; units in the attributes. NaN where something did not
-        happen.
+        seconds, counts, and the totals of the run, with its energy and cost where `cluster.hardware` is
+        known; units in the attributes. NaN where something did not happen.
 
     Raises:
         InputError: a workload that the cluster can never run.
     """
     packed = workload if isinstance(workload, Workload) else pack(list(workload))
     lane = LaneSpec(0, cluster, policy or Policy())
-    return run_dataset(run_lanes([packed], [lane], leaps=leaps, checks=check, series=series), packed, lane)
+    outcome = run_lanes([packed], [lane], leaps=leaps, checks=check, series=series)
+    watch = Watch()
+    watch.see(packed, cluster, outcome)
+    watch.warn()
+    return run_dataset(outcome, packed, lane)
 
 
 def run_dataset(outcome: Outcome, workload: Workload, lane: LaneSpec) -> "xr.Dataset":
@@ -128,6 +134,8 @@ def run_dataset(outcome: Outcome, workload: Workload, lane: LaneSpec) -> "xr.Dat
     }
     for name, (units, meaning) in _TOTALS.items():
         variables[name] = of_run(getattr(outcome, name)[0], meaning, units)
+    for name, value in cluster_energy(record, lane.cluster).items():
+        variables[name] = of_run(value, *ENERGY[name])
     coordinates: dict[str, Any] = {"program": np.array(workload.names, np.dtypes.StringDType())}
     if outcome.series is not None:
         coordinates["time"] = ("time", outcome.series.now / SECOND, {"units": "s"})

@@ -16,6 +16,7 @@ from agentjax.config.paths import output_path
 from agentjax.engine.run import STATUS, LaneSpec, run_lanes
 from agentjax.errors import complaint
 from agentjax.metrics import LOAD_REGIMES
+from agentjax.performance.valid import Watch
 from agentjax.plotting import check_ending, jct_figure, save_figure
 from agentjax.policies import FAMILIES
 from agentjax.report import make_console, run_table
@@ -41,11 +42,14 @@ def run_one(config: DictConfig, line: CommandLine) -> None:
     prepare(config.execution.devices)
     lane = LaneSpec(0, cluster, policy)
     outcome = run_lanes([workload], [lane])
+    watch = Watch()
+    watch.see(workload, cluster, outcome)
     record = lane_record(outcome, 0, workload, cluster)
     heading = _heading(resolved)
     console = make_console()
     console.print(run_table(record, heading))
     console.print(_summary(record), highlight=False)
+    watch.warn()
     if out:
         save_cube(run_dataset(outcome, workload, lane), out)
         console.print(f"result {out}", highlight=False, soft_wrap=True)

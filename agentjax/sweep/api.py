@@ -7,6 +7,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+import equinox as eqx
+import numpy as np
+
 from agentjax.cluster import Cluster
 from agentjax.config.build import chosen
 from agentjax.errors import among, complaint
@@ -47,7 +50,7 @@ def sweep(
         policy: the policy, where no axis varies it.
         grid: axes in order. A key is `retention`, `scheduling`, `routing` or `admission` (values: names); a
             parameter of one of these (`retention.tau_s`), a field of the cluster (`cluster.kv_blocks`), a
-            coefficient of its performance model (`performance.c0_s`) or an argument of the workload
+            coefficient of its performance model (`performance.c0_ns`, ns) or an argument of the workload
             (`workload.seed`), where the last part alone will do if it is unambiguous; or `workload`,
             `cluster` or `performance` with a mapping from labels to objects.
         baseline: labels that reports measure changes against; the first value of every axis where absent.
@@ -177,7 +180,7 @@ class _Subject:
                 known += [f"{family}.{key}" for key, _ in _member(family, name).parameters]
         cluster = next(iter(self._objects.get("cluster", {}).values()), self._base["cluster"])
         performance = next(iter(self._objects.get("performance", {}).values()), cluster.performance)
-        known += [f"cluster.{name}" for name in _fields(cluster) if name != "performance"]
+        known += [f"cluster.{name}" for name in _fields(cluster) if name not in ("performance", "hardware")]
         known += [f"performance.{name}" for name in _fields(performance)]
         source = next(iter(self._objects.get("workload", {}).values()), self._base["workload"])
         if callable(source):
@@ -202,7 +205,14 @@ def _fields(value: Any) -> list[str]:
 
 
 def _replaced(value: Any, changes: Mapping[str, Any]) -> Any:
-    return dataclasses.replace(value, **changes) if changes else value
+    if not changes:
+        return value
+    if isinstance(
+        value, eqx.Module
+    ):  # a performance model: its numbers are leaves
+        numbers = [np.asarray(number, np.float64) for number in changes.values()]
+        return eqx.tree_at(lambda model: [getattr(model, name) for name in changes], value, numbers)
+    return dataclasses.replace(value, **changes)
 
 
 def _packed(source: Any, arguments: Mapping[str, Any]) -> Workload:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from agentjax.energy import ENERGY
 from agentjax.metrics import LOAD_REGIMES, SUMMARIES
 from agentjax.sweep.grid import Axis
 from agentjax.sweep.tiles import Record
@@ -45,7 +46,7 @@ def build_cube(axes: Sequence[Axis], records: Sequence[Record], attrs: Mapping[s
 
     Args:
         axes: the axes of the grid.
-        records: results of the points, row by row.
+        records: results of the points, row by row; energy and cost are NaN where a point has none.
         attrs: attributes of the dataset.
     """
     import xarray as xr
@@ -58,8 +59,10 @@ def build_cube(axes: Sequence[Axis], records: Sequence[Record], attrs: Mapping[s
     for row, record in enumerate(records):
         jct[row, : len(record["jct"])] = record["jct"]
     names = [f"{metric}_{suffix}" for metric in _WORDS for suffix in SUMMARIES]
-    for name in [*names, *_OTHERS]:
-        values = np.array([record[name] for record in records])
+    known = [name for name in ENERGY if any(name in record for record in records)]
+    for name in [*names, *_OTHERS, *known]:
+        unknown = {name: np.nan} if name in ENERGY else {}
+        values = np.array([(unknown | record)[name] for record in records])
         if name == "load_regime":
             values = np.array([LOAD_REGIMES.index(value) for value in values], np.int8)
         variables[name] = (dims, values.reshape(shape), _describe(name))
@@ -125,7 +128,7 @@ def _describe(name: str) -> dict[str, Any]:
     metric, _, suffix = name.rpartition("_")
     if metric in _WORDS and suffix in _SUFFIXES:
         return {"long_name": f"{_SUFFIXES[suffix]} {_WORDS[metric]}", "units": "s"}
-    long_name, units = _OTHERS[name]
+    long_name, units = (_OTHERS | ENERGY)[name]
     if name == "load_regime":  # the conventions of CF for a variable of named states
         return {"long_name": long_name, "flag_values": [0, 1, 2], "flag_meanings": " ".join(LOAD_REGIMES)}
     return {"long_name": long_name, "units": units} if units else {"long_name": long_name}

@@ -9,10 +9,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from agentjax.cluster import Cluster
+from agentjax.cluster import LIMITS, Cluster
 from agentjax.config.build import chosen
+from agentjax.energy import run_energy
 from agentjax.engine import run as engine
 from agentjax.metrics import CallTimes, run_metrics
+from agentjax.performance.valid import Watch
 from agentjax.policies import Policy
 from agentjax.sweep.tiles import Record, Tiles, cut, fingerprint
 from agentjax.workloads.pack import SECOND, Workload, refuse_unfit
@@ -64,7 +66,7 @@ def run_points(
     """
     contents = [fingerprint(workload) for workload in workloads]
     keys = [
-        fingerprint(contents[point.workload], point.cluster, _policy_content(point.policy))
+        fingerprint(contents[point.workload], _cluster_content(point.cluster), _policy_content(point.policy))
         for point in points
     ]
     _refuse_unfit(points, workloads)
@@ -75,6 +77,9 @@ def run_points(
         tiles.prepare()
     report = progress or (lambda done, total: None)
     report(total - len(pending), total)
+    watch = Watch()
+    for point in points:
+        watch.see(workloads[point.workload], point.cluster)
     start = time.perf_counter()
     done = total - len(pending)
     for part in _parts(pending, lanes_per_tile):
@@ -89,12 +94,19 @@ def run_points(
             key: lane_record(outcome, row, workloads[point.workload], point.cluster)
             for row, (key, point) in enumerate(part)
         }
+        for row, (_, point) in enumerate(part):
+            watch.see(workloads[point.workload], point.cluster, outcome, row)
         if tiles:
             tiles.save(fresh)
         records |= fresh
         done += len(part)
         report(done, total)
-    return Finished(tuple(records[key] for key in keys), len(pending), time.perf_counter() - start)
+    found = tuple(
+        records[key] | cluster_energy(records[key], point.cluster)
+        for key, point in zip(keys, points, strict=True)
+    )
+    watch.warn(stacklevel=3)
+    return Finished(found, len(pending), time.perf_counter() - start)
 
 
 def lane_count(lanes: int) -> int:
@@ -133,6 +145,21 @@ def lane_record(outcome: Any, row: int, workload: Workload, cluster: Cluster) ->
     return record
 
 
+def cluster_energy(record: Record, cluster: Cluster) -> Record:
+    """Energy and cost of a run from its metrics, by name; nothing where the hardware is unknown."""
+    if cluster.hardware is None:
+        return {}
+    return run_energy(
+        cluster.hardware,
+        busy_s=record["busy"],
+        makespan_s=record["makespan"],
+        replicas=cluster.replicas,
+        gpus_per_replica=cluster.gpus,
+        programs=record["completed"],
+        output_tokens=record["output_tokens"],
+    )
+
+
 def _parts(pending: Mapping[str, Point], lanes_per_tile: int) -> Iterator[Sequence[tuple[str, Point]]]:
     """The lanes of each tile; those of a tile have the same kind of performance model."""
     kinds: dict[Any, list[tuple[str, Point]]] = {}
@@ -153,6 +180,11 @@ def _refuse_unfit(points: Sequence[Point], workloads: Sequence[Workload]) -> Non
 def _report_share(report: Progress, done: int, lanes: int, total: int, share: float) -> None:
     """Reports a tile that is finished by the given share."""
     report(done + share * lanes, total)
+
+
+def _cluster_content(cluster: Cluster) -> dict[str, Any]:
+    """What decides the results of a cluster; energy and cost are computed from them at the end."""
+    return {name: getattr(cluster, name) for name in (*LIMITS, "performance")}
 
 
 def _policy_content(policy: Policy) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 import equinox as eqx
 import numpy as np
 
-from agentjax.cluster import Cluster
+from agentjax.cluster import LIMITS, Cluster
 from agentjax.engine.run import STATUS, LaneSpec, Outcome, run_lanes
 from agentjax.errors import complaint
 from agentjax.metrics import CallTimes, tpot_s
@@ -62,7 +62,7 @@ class Validation:
     def to_json(self) -> dict[str, Any]:
         """All of it but the requests themselves, as plain values; times in s, NaN as None."""
         measured, cluster = self.measured, self.cluster
-        limits = {name: value for name, value in vars(cluster).items() if name != "performance"}
+        limits = {name: getattr(cluster, name) for name in LIMITS}
         return {
             "run": measured.name,
             "model": measured.model,
@@ -131,7 +131,7 @@ def measured_cluster(
             raise complaint("cluster.block_size", repr(size), "an integer from 1")
         contexts = measured.input_tokens + measured.output_tokens
         merged["kv_blocks"] = int(np.sum(-(-contexts // size) + 1))
-    unknown = [name for name in merged if name not in Cluster.__dataclass_fields__]
+    unknown = [name for name in merged if name not in LIMITS]
     if unknown:
         raise complaint("cluster", f"an unknown key {unknown[0]!r}", "a limit of a cluster")
     return Cluster(**merged, performance=performance)
