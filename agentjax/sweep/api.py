@@ -207,9 +207,7 @@ def _fields(value: Any) -> list[str]:
 def _replaced(value: Any, changes: Mapping[str, Any]) -> Any:
     if not changes:
         return value
-    if isinstance(
-        value, eqx.Module
-    ):  # a performance model: its numbers are leaves
+    if isinstance(value, eqx.Module):  # a performance model: its numbers are leaves
         numbers = [np.asarray(number, np.float64) for number in changes.values()]
         return eqx.tree_at(lambda model: [getattr(model, name) for name in changes], value, numbers)
     return dataclasses.replace(value, **changes)
