@@ -6,7 +6,7 @@ first + (k − 1)·next + growth·(k − 1)(k − 2)/2, rounded to whole nanosec
 """
 
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Int
 
 from agentjax.engine.arrays import quotient
 from agentjax.engine.state import Replicas
@@ -67,6 +67,3 @@ def growth_blocks(
     """Blocks that a decoding call takes in the iterations after the first of a leap."""
     last = computed + jnp.maximum(iterations - 1, 0)
     return quotient(last + block_size - 1, block_size) - quotient(computed + block_size - 1, block_size)
-
-
-__all__ = ["Float", "cut", "duration_ns", "growth_blocks", "iterations_until", "longest"]

@@ -2,7 +2,7 @@
 
 import equinox as eqx
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 from agentjax.engine.arrays import at, column, quotient, replace
 from agentjax.engine.leap import growth_blocks, iterations_until
@@ -177,6 +177,3 @@ def observe_queue(
         replicas=None,  # pyright: ignore[reportArgumentType]
     )
     return observation, axes
-
-
-__all__ = ["Bool", "blocks_taken", "observe", "observe_queue", "replica_view", "seconds"]

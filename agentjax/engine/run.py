@@ -2,7 +2,7 @@
 out."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import lru_cache
 from typing import Any
 
@@ -31,8 +31,6 @@ STATUS = {
     2: "no progress within a chunk of steps",
 }
 """What `Outcome.status` says of a lane."""
-
-LIMITS = ("replicas", "kv_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens")
 
 
 @dataclass(frozen=True)
@@ -105,11 +103,21 @@ def run_lanes(
         raise complaint("lanes", "none", "at least one")
     if series and len(lanes) > 1:
         raise complaint("series", f"{len(lanes)} lanes", "one lane: time series are kept of single runs")
-    names = ("kv_blocks", "block_size", "max_model_len")
-    for workload, *limits in {(spec.workload, *(getattr(spec.cluster, n) for n in names)) for spec in lanes}:
-        refuse_unfit(workloads[workload], *limits)
+    refuse_unfit_lanes(workloads, lanes)
     with jax.enable_x64(True):
         return _run(workloads, lanes, calls, leaps, checks, series, progress or (lambda share: None))
+
+
+def refuse_unfit_lanes(workloads: Sequence[Workload], lanes: Sequence[LaneSpec]) -> None:
+    """Refuse lanes with a call that never fits into a replica.
+
+    Raises:
+        InputError: names the program and the call.
+    """
+    names = ("kv_blocks", "block_size", "max_model_len")
+    limits = {(spec.workload, *(getattr(spec.cluster, name) for name in names)) for spec in lanes}
+    for workload, *most in sorted(limits):
+        refuse_unfit(workloads[workload], *most)
 
 
 def _run(
@@ -230,10 +238,11 @@ def stack_traffic(workloads: Sequence[Workload]) -> Traffic:
 
 def stack_lanes(specs: Sequence[LaneSpec]) -> Lane:
     """The lanes' traced values with a leading axis."""
+    names = [field.name for field in fields(Limits)]
     lanes = [
         Lane(
             workload=np.int32(spec.workload),  # pyright: ignore[reportArgumentType]
-            limits=Limits(*(np.int32(getattr(spec.cluster, name)) for name in LIMITS)),  # pyright: ignore[reportArgumentType]
+            limits=Limits(**{name: np.int32(getattr(spec.cluster, name)) for name in names}),  # pyright: ignore[reportArgumentType]
             policy=spec.policy,
             performance=spec.cluster.performance,
         )

@@ -195,14 +195,12 @@ def _preempt_or_admit(
     waiting = (threads.status == QUEUED) & here
     eligible = _eligible(state, traffic, lane, shape, replica, waiting, running)
     fcfs = has_trait(shape.policies.scheduling, lane.policy.scheduling, "fcfs_queue")
-    last_first = jnp.where(fcfs, -threads.admitted, 0)
-    worst_first = jnp.where(fcfs, 0.0, -threads.priority)
+    worst = jnp.where(fcfs, 0.0, -threads.priority)
+    latest = -jnp.where(fcfs, threads.admitted, threads.released)
     thread = lexicographic_argmin(
         jnp.where(preempting, (threads.status == RUNNING) & here, eligible),
-        jnp.where(preempting, worst_first, threads.priority),
-        jnp.where(
-            preempting, jnp.where(fcfs, last_first.astype(jnp.int64), -threads.released), threads.order
-        ),
+        jnp.where(preempting, worst, threads.priority),
+        jnp.where(preempting, latest, threads.order),
         threads.admitted,
     )
     on = jnp.arange(shape.replicas) == replica

@@ -3,11 +3,9 @@
 from typing import Self
 
 import jax.numpy as jnp
-import numpy as np
 from numpy.typing import ArrayLike
 
-from agentjax.errors import complaint
-from agentjax.performance.base import AbstractPerformance, BatchShape, Number
+from agentjax.performance.base import AbstractPerformance, BatchShape, Number, nanoseconds
 
 
 class Affine(AbstractPerformance):
@@ -54,14 +52,14 @@ class Affine(AbstractPerformance):
 
         Raises `InputError` for a coefficient that is not a finite number >= 0.
         """
-        self.c0_ns = _nanoseconds("c0_s", c0_s)
-        self.c_tok_ns = _nanoseconds("c_tok_s", c_tok_s)
-        self.c_seq_ns = _nanoseconds("c_seq_s", c_seq_s)
-        self.c_prefill_ns = _nanoseconds("c_prefill_s", c_prefill_s)
-        self.c_kv_ns = _nanoseconds("c_kv_s", c_kv_s)
-        self.c_mixed_ns = _nanoseconds("c_mixed_s", c_mixed_s)
-        self.overhead_ns = _nanoseconds("overhead_s", overhead_s)
-        self.wakeup_ns = _nanoseconds("wakeup_s", wakeup_s)
+        self.c0_ns = nanoseconds("c0_s", c0_s)
+        self.c_tok_ns = nanoseconds("c_tok_s", c_tok_s)
+        self.c_seq_ns = nanoseconds("c_seq_s", c_seq_s)
+        self.c_prefill_ns = nanoseconds("c_prefill_s", c_prefill_s)
+        self.c_kv_ns = nanoseconds("c_kv_s", c_kv_s)
+        self.c_mixed_ns = nanoseconds("c_mixed_s", c_mixed_s)
+        self.overhead_ns = nanoseconds("overhead_s", overhead_s)
+        self.wakeup_ns = nanoseconds("wakeup_s", wakeup_s)
 
     @classmethod
     def from_seconds(cls, **coefficients: ArrayLike) -> Self:
@@ -83,14 +81,3 @@ class Affine(AbstractPerformance):
     def leap(self, batch: BatchShape, iterations: Number) -> tuple[Number, Number]:
         """All of them: each iteration adds one token to the context of every decoding call."""
         return iterations, self.c_kv_ns * batch.decode_sequences
-
-
-def _nanoseconds(name: str, seconds: ArrayLike) -> np.ndarray:
-    """Seconds as float64 nanoseconds, rounded to 1e-6 ns, so that 5e-8 s is 50 ns, not 50.00000000000001."""
-    try:
-        value = np.asarray(seconds, dtype=np.float64)
-    except (TypeError, ValueError):
-        raise complaint(name, repr(seconds), "a number of seconds") from None
-    if not np.all(np.isfinite(value) & (value >= 0)):
-        raise complaint(name, str(seconds), "a finite number of seconds >= 0")
-    return np.asarray(np.round(value * 1e9, 6))

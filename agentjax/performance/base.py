@@ -9,6 +9,9 @@ from abc import abstractmethod
 import equinox as eqx
 import numpy as np
 from jaxtyping import Array, Float
+from numpy.typing import ArrayLike
+
+from agentjax.errors import complaint
 
 Number = Float[Array, "..."] | Float[np.ndarray, "..."] | np.float64
 """A float64 scalar, or the same with leading axes of lanes."""
@@ -91,3 +94,18 @@ class AbstractPerformance(eqx.Module):
     def wakeup_s(self) -> Number:
         """Extra time of an iteration that starts on an idle replica (s)."""
         return self.wakeup_ns * 1e-9
+
+
+def nanoseconds(name: str, seconds: ArrayLike) -> np.ndarray:
+    """Seconds as float64 nanoseconds, rounded to 1e-6 ns, so that 5e-8 s is 50 ns, not 50.00000000000001.
+
+    Raises:
+        InputError: anything but finite numbers >= 0, under this name.
+    """
+    try:
+        value = np.asarray(seconds, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise complaint(name, repr(seconds), "a number of seconds") from None
+    if not np.all(np.isfinite(value) & (value >= 0)):
+        raise complaint(name, str(seconds), "a finite number of seconds >= 0")
+    return np.asarray(np.round(value * 1e9, 6))

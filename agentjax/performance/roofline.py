@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from agentjax.errors import complaint
-from agentjax.performance.base import AbstractPerformance, BatchShape, Number
+from agentjax.performance.base import AbstractPerformance, BatchShape, Number, nanoseconds
 from agentjax.performance.hardware import Device
 from agentjax.performance.model import ModelSpec
 
@@ -124,8 +124,8 @@ class Roofline(AbstractPerformance):
             attention_efficiency=_share("attention_efficiency", attention_efficiency),
             memory_efficiency=_share("memory_efficiency", memory_efficiency),
             link_efficiency=_share("link_efficiency", link_efficiency),
-            overhead_ns=_duration("overhead_s", overhead_s),
-            wakeup_ns=_duration("wakeup_s", wakeup_s),
+            overhead_ns=nanoseconds("overhead_s", overhead_s),
+            wakeup_ns=nanoseconds("wakeup_s", wakeup_s),
         )
 
     def iteration_ns(self, batch: BatchShape) -> Number:
@@ -277,13 +277,3 @@ def _share(name: str, value: ArrayLike) -> np.ndarray:
     if not np.all((share > 0) & (share <= 1)):
         raise complaint(name, str(value), "a number above 0 and up to 1")
     return share
-
-
-def _duration(name: str, seconds: ArrayLike) -> np.ndarray:
-    try:
-        value = np.asarray(seconds, dtype=np.float64)
-    except (TypeError, ValueError):
-        raise complaint(name, repr(seconds), "a number of seconds") from None
-    if not np.all(np.isfinite(value) & (value >= 0)):
-        raise complaint(name, str(seconds), "a finite number of seconds >= 0")
-    return np.asarray(np.round(value * 1e9, 6))

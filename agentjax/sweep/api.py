@@ -12,12 +12,13 @@ import numpy as np
 
 from agentjax.cluster import Cluster
 from agentjax.config.build import chosen
+from agentjax.engine.run import LaneSpec
 from agentjax.errors import among, complaint
 from agentjax.policies import FAMILIES, Policy
 from agentjax.policies.base import Member
 from agentjax.sweep.cube import build_cube, save_cube
 from agentjax.sweep.grid import check_values, labels_of, make_axes, reference, seeds
-from agentjax.sweep.run import LANES_PER_TILE, Point, run_points
+from agentjax.sweep.run import LANES_PER_TILE, run_points
 from agentjax.sweep.tiles import Tiles, package_version
 from agentjax.workloads import Program
 from agentjax.workloads.pack import Workload, pack
@@ -118,7 +119,7 @@ class _Subject:
             else:
                 self.values_of[self._full_key(key)] = check_values(key, values)
 
-    def point(self, labels: Mapping[str, Any]) -> Point:
+    def point(self, labels: Mapping[str, Any]) -> LaneSpec:
         """The objects at one point of the grid."""
         cluster = (
             self._objects["cluster"][labels["cluster"]] if "cluster" in labels else self._base["cluster"]
@@ -128,7 +129,7 @@ class _Subject:
             performance = self._objects["performance"][labels["performance"]]
         performance = _replaced(performance, _under("performance", labels))
         cluster = _replaced(cluster, {**_under("cluster", labels), "performance": performance})
-        return Point(self._workload(labels), cluster, self._policy(labels))
+        return LaneSpec(self._workload(labels), cluster, self._policy(labels))
 
     def _policy(self, labels: Mapping[str, Any]) -> Policy:
         names: dict[str, str] = {}

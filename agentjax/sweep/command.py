@@ -15,13 +15,14 @@ from agentjax.config import CommandLine
 from agentjax.config.build import build_cluster, build_policy, build_workload
 from agentjax.config.compose import SIMULATION_GROUPS, Groups, plain, refuse_missing
 from agentjax.config.paths import output_path
+from agentjax.engine.run import LaneSpec
 from agentjax.errors import complaint, shown
 from agentjax.plotting import change_figure, check_ending, save_figure
 from agentjax.policies import FAMILIES
 from agentjax.report import check_published, level_sentence, make_console, policy_table
 from agentjax.sweep.cube import build_cube, open_cube, save_cube
 from agentjax.sweep.grid import Axis, Grid, canonical, expand, flatten, reference, seeds
-from agentjax.sweep.run import Finished, Point, run_points
+from agentjax.sweep.run import Finished, run_points
 from agentjax.sweep.tiles import Tiles, package_version
 from agentjax.workloads.pack import Workload
 
@@ -142,7 +143,7 @@ def _name(config: DictConfig, grid: Grid) -> str:
     return config.grid.name or "_x_".join(axis.name for axis in grid.axes)
 
 
-def _build(grid: Grid) -> tuple[list[Point], list[Workload]]:
+def _build(grid: Grid) -> tuple[list[LaneSpec], list[Workload]]:
     """The objects of every point; equal parts of configurations are built once."""
     built: dict[str, Any] = {}
     workloads: list[Workload] = []
@@ -161,7 +162,7 @@ def _build(grid: Grid) -> tuple[list[Point], list[Workload]]:
     for config in grid.configs:
         policy = {family: config[family] for family in FAMILIES}
         points.append(
-            Point(
+            LaneSpec(
                 once("workload", add_workload, config["workload"]),
                 once("cluster", build_cluster, config["cluster"], config["performance"]),
                 once("policy", build_policy, policy),
@@ -193,7 +194,7 @@ def _attributes(
     }
 
 
-def _title(grid: Grid, points: list[Point]) -> str:
+def _title(grid: Grid, points: list[LaneSpec]) -> str:
     """Workload, rate and pool, as far as they are the same everywhere in the grid."""
 
     def common(values: Iterable[Any]) -> Any:
@@ -215,7 +216,7 @@ def _title(grid: Grid, points: list[Point]) -> str:
 
 
 def _run(
-    points: list[Point], workloads: list[Workload], folder: Path, lanes: int, console: Console
+    points: list[LaneSpec], workloads: list[Workload], folder: Path, lanes: int, console: Console
 ) -> Finished:
     columns = (
         TextColumn("{task.description}"),

@@ -17,20 +17,11 @@ from agentjax.metrics import CallTimes, run_metrics
 from agentjax.performance.valid import Watch
 from agentjax.policies import Policy
 from agentjax.sweep.tiles import Record, Tiles, cut, fingerprint
-from agentjax.workloads.pack import SECOND, Workload, refuse_unfit
+from agentjax.workloads.pack import SECOND, Workload
 
 LANES_PER_TILE = 64
 Progress = Callable[[float, int], None]
 """Called with the number of configurations finished (a fraction inside a tile) and the number of all."""
-
-
-@dataclass(frozen=True)
-class Point:
-    """What one point of a grid simulates; `workload` is an index into the grid's workloads."""
-
-    workload: int
-    cluster: Cluster
-    policy: Policy
 
 
 @dataclass(frozen=True)
@@ -43,7 +34,7 @@ class Finished:
 
 
 def run_points(
-    points: Sequence[Point],
+    points: Sequence[engine.LaneSpec],
     workloads: Sequence[Workload],
     tiles: Tiles | None = None,
     lanes_per_tile: int = LANES_PER_TILE,
@@ -69,7 +60,7 @@ def run_points(
         fingerprint(contents[point.workload], _cluster_content(point.cluster), _policy_content(point.policy))
         for point in points
     ]
-    _refuse_unfit(points, workloads)
+    engine.refuse_unfit_lanes(workloads, points)
     records = tiles.load() if tiles else {}
     pending = {key: point for key, point in zip(keys, points, strict=True) if key not in records}
     total = len(set(keys))
@@ -83,7 +74,7 @@ def run_points(
     start = time.perf_counter()
     done = total - len(pending)
     for part in _parts(pending, lanes_per_tile):
-        lanes = [engine.LaneSpec(point.workload, point.cluster, point.policy) for _, point in part]
+        lanes = [point for _, point in part]
         outcome = (run_lanes or engine.run_lanes)(
             workloads,
             lanes + lanes[-1:] * (lane_count(len(lanes)) - len(lanes)),
@@ -160,21 +151,16 @@ def cluster_energy(record: Record, cluster: Cluster) -> Record:
     )
 
 
-def _parts(pending: Mapping[str, Point], lanes_per_tile: int) -> Iterator[Sequence[tuple[str, Point]]]:
+def _parts(
+    pending: Mapping[str, engine.LaneSpec], lanes_per_tile: int
+) -> Iterator[Sequence[tuple[str, engine.LaneSpec]]]:
     """The lanes of each tile; those of a tile have the same kind of performance model."""
-    kinds: dict[Any, list[tuple[str, Point]]] = {}
+    kinds: dict[Any, list[tuple[str, engine.LaneSpec]]] = {}
     for key, point in pending.items():
         leaves, structure = jax.tree.flatten(point.cluster.performance)
         kinds.setdefault((structure, *(np.shape(leaf) for leaf in leaves)), []).append((key, point))
     for items in kinds.values():
         yield from cut(items, lanes_per_tile)
-
-
-def _refuse_unfit(points: Sequence[Point], workloads: Sequence[Workload]) -> None:
-    names = ("kv_blocks", "block_size", "max_model_len")
-    limits = {(point.workload, *(getattr(point.cluster, name) for name in names)) for point in points}
-    for workload, kv_blocks, block_size, max_model_len in sorted(limits):
-        refuse_unfit(workloads[workload], kv_blocks, block_size, max_model_len)
 
 
 def _report_share(report: Progress, done: int, lanes: int, total: int, share: float) -> None:
