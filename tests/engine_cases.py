@@ -114,7 +114,8 @@ def lane(index: int, config: dict) -> LaneSpec:
         parameters={plane: parameters for plane, (_, parameters) in planes.items()},
     )
     performance = Affine(**{f"{name}_s": cost / 1e9 for name, cost in config["cost"].items()})
-    cluster = Cluster(**{name: config[name] for name in LIMITS}, performance=performance)
+    slots = {"slots": True} if config.get("slots", False) else {}
+    cluster = Cluster(**{name: config[name] for name in LIMITS}, **slots, performance=performance)
     return LaneSpec(index, cluster, policy)
 
 

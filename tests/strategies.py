@@ -1,6 +1,7 @@
 """Random small workloads and configurations, in the form `tests.reference.simulator.simulate` takes.
 
-`random_case(rng)` is the core; `cases()` is the hypothesis strategy over it.
+`random_case(rng)` is the core; `cases()` is the hypothesis strategy over it. `random_slot_case` and
+`slot_cases` are the same for replicas with slots.
 """
 
 import random
@@ -86,6 +87,39 @@ def random_case(
         "admission": _admission(rng, rng.choice(admission)),
     }
     return programs, config
+
+
+def random_slot_case(rng: random.Random, **narrow):
+    """As `random_case`, on replicas of 1-6 slots; often what is shared is about a tenth of a prompt."""
+    programs, config = random_case(rng, retention=("lru",), **narrow)
+    slots = rng.randint(1, 6)
+    near = rng.random() < 0.5
+    longest = 0
+    for program in programs:
+        prefix = program["prefix"]
+        context = shared = 0 if prefix is None else config["prefix_tokens"][prefix]
+        for turn, (new, output, kept, gap) in enumerate(program["calls"]):
+            most = context if kept is None or not turn else min(kept, context)
+            if near and turn and rng.random() < 0.5:
+                kept = most = rng.randint(min(shared, most), min(most, shared + 20))
+            if near and most and rng.random() < 0.5:
+                new = max(1, 9 * min(most, 40) + rng.randint(-1, 1))
+            context = most + new + output
+            longest = max(longest, context)
+            program["calls"][turn] = (new, output, kept, gap)
+    slot_tokens = longest + rng.choice((0, 0, 1, rng.randint(0, 500)))
+    return programs, config | {
+        "slots": True,
+        "block_size": 1,
+        "max_num_seqs": slots,
+        "kv_blocks": slots * slot_tokens + rng.randrange(slots),
+        "max_model_len": longest if rng.random() < 0.1 else 131_072,
+    }
+
+
+def slot_cases(**narrow):
+    """Hypothesis strategy over `random_slot_case`."""
+    return st.randoms(use_true_random=False).map(lambda rng: random_slot_case(rng, **narrow))
 
 
 def cases(**narrow):

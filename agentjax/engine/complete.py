@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
-from agentjax.engine import pool
+from agentjax.engine import pool, slots
 from agentjax.engine.arrays import at, count, put, replace
 from agentjax.engine.leap import duration_ns, growth_blocks
 from agentjax.engine.observe import observe
@@ -102,6 +102,8 @@ def leave(
         known // block_size,
         jnp.zeros_like(state.replicas.free),
     )
+    if shape.slots:
+        state = slots.vacate(state, replica, thread, at(threads.computed, thread), when)
     retain = decide(shape.policies.retention, lane.policy.retention, observation)
     lasting = state.now + jnp.round(jnp.clip(retain.protect_s, 0.0, 1e9) * 1e9).astype(jnp.int64)
     lasting = jnp.where(jnp.isinf(retain.protect_s), FOREVER, lasting)
@@ -113,7 +115,7 @@ def leave(
         prefix,
         below,
         block_size,
-        keep=retain.keep | preempted,
+        keep=(retain.keep | preempted) & (shape.slots == 0),
         protect_until=jnp.where(protect, lasting, UNPROTECTED),
         on=on,
     )

@@ -2,6 +2,7 @@
 
 import jax.numpy as jnp
 
+from agentjax.engine.slots import initial_slots
 from agentjax.engine.state import (
     DONE,
     IDLE,
@@ -28,7 +29,7 @@ def initial_state(traffic: Traffic, lane: Lane, shape: Shape) -> State:
     arrival = jnp.repeat(traffic.arrival[workload], shape.threads_per_program)
     prefix = traffic.prefix[workload]
     context = jnp.zeros(threads, jnp.int32)
-    if shape.prefixes:
+    if traffic.prefix_tokens.shape[1]:
         context = jnp.where(prefix >= 0, traffic.prefix_tokens[workload][jnp.maximum(prefix, 0)], 0)
 
     def each_thread(value: float, dtype: type = jnp.int32):
@@ -78,6 +79,7 @@ def initial_state(traffic: Traffic, lane: Lane, shape: Shape) -> State:
             running=jnp.zeros((replicas, shape.prefixes), jnp.int32),
             protected=jnp.zeros((replicas, shape.prefixes), jnp.int32),
         ),
+        slots=initial_slots(lane, shape),
         replicas=Replicas(
             phase=each_replica(IDLE),
             fresh=blocks,

@@ -1,12 +1,14 @@
 """What the policies see: `Observation`s built from the state, past only."""
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from agentjax.engine.arrays import at, column, quotient, replace
 from agentjax.engine.leap import growth_blocks, iterations_until
 from agentjax.engine.pool import resident
+from agentjax.engine.slots import cached_tokens
 from agentjax.engine.state import BUSY, RUNNING, Lane, Shape, State, Traffic
 from agentjax.policies.base import CallView, Observation, ProgramView, ReplicaView
 
@@ -58,6 +60,7 @@ class Sample(eqx.Module):
     protected_blocks: Int[Array, " replicas"]
     running: Int[Array, " replicas"]  # calls
     queued: Int[Array, " replicas"]  # calls
+    end: Int[Array, " replicas"]  # of the running or last leap (ns); without leaps, of an iteration
 
 
 def sample(state: State, lane: Lane) -> Sample:
@@ -70,6 +73,7 @@ def sample(state: State, lane: Lane) -> Sample:
         protected_blocks=replicas.protected,
         running=replicas.running,
         queued=replicas.queued,
+        end=replicas.end,
     )
 
 
@@ -102,6 +106,9 @@ def observe(
     prefix = at(traffic.prefix[lane.workload], thread)
     settled = replace(state.extents, blocks=state.extents.blocks - blocks_lost(state, taken))
     shared, private = resident(settled, shape, thread, prefix, prefix_blocks, limit_blocks)
+    cached = (shared + private) * lane.limits.block_size
+    if state.slots is not None:
+        cached = cached_tokens(state.slots, traffic, lane, thread, prompt)
     program = thread // shape.threads_per_program
     return Observation(
         now_s=seconds(state.now),
@@ -119,7 +126,7 @@ def observe(
         call=CallView(
             released_s=seconds(at(threads.released, thread)),
             prompt_tokens=prompt,
-            cached_tokens=(shared + private) * lane.limits.block_size,
+            cached_tokens=cached,
             was_preempted=at(threads.preemptions, thread) > 0,
         ),
         replicas=replica_view(state, lane, taken),
@@ -145,6 +152,12 @@ def observe_queue(
         shared = jnp.where(prefix >= 0, state.extents.blocks[:, shape.threads + index], 0)
         shared = jnp.minimum(shared, jnp.minimum(whole, limit))
         cached = shared + jnp.where(shared == whole, jnp.minimum(each, limit - shared), 0)
+    cached = cached.T * block_size
+    if state.slots is not None:
+        held = state.slots
+        cached = jax.vmap(lambda thread, prompt: cached_tokens(held, traffic, lane, thread, prompt))(
+            jnp.arange(shape.threads), threads.prompt
+        )
     programs = jnp.arange(shape.threads) // shape.threads_per_program
     observation = Observation(
         now_s=seconds(state.now),
@@ -162,7 +175,7 @@ def observe_queue(
         call=CallView(
             released_s=seconds(threads.released),
             prompt_tokens=threads.prompt,
-            cached_tokens=cached.T * block_size,
+            cached_tokens=cached,
             was_preempted=threads.preemptions > 0,
         ),
         replicas=replica_view(state, lane, jnp.zeros_like(state.replicas.free)),

@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
-from agentjax.engine import leap, pool
+from agentjax.engine import leap, pool, slots
 from agentjax.engine.arrays import at, column, put, replace, where_put
 from agentjax.engine.observe import blocks_lost, blocks_taken, observe
 from agentjax.engine.state import BUSY, DECIDING, IDLE, NEVER, QUEUED, Lane, Shape, State, Traffic
@@ -61,6 +61,8 @@ def release_one(
     prefix = at(traffic.prefix[workload], thread)
     below = pool.prefix_blocks(traffic.prefix_tokens[workload], prefix, block_size, shape)
     limit = jnp.minimum((prompt - 1) // block_size, kept // block_size)
+    if shape.slots:
+        state = slots.cut_context(state, thread, kept, when & began)
     taken = blocks_taken(state, lane, state.now)
     home = at(threads.replica, thread)
 

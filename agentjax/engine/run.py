@@ -19,6 +19,7 @@ from agentjax.engine.observe import Sample, sample
 from agentjax.engine.state import DONE, RECORD, Lane, Limits, Shape, State, Traffic
 from agentjax.engine.step import step
 from agentjax.errors import complaint
+from agentjax.policies.base import FAMILIES
 from agentjax.policies.policy import Policy, registered
 from agentjax.workloads.pack import Workload, refuse_unfit
 
@@ -103,9 +104,21 @@ def run_lanes(
         raise complaint("lanes", "none", "at least one")
     if series and len(lanes) > 1:
         raise complaint("series", f"{len(lanes)} lanes", "one lane: time series are kept of single runs")
+    _refuse_mixed(lanes)
     refuse_unfit_lanes(workloads, lanes)
     with jax.enable_x64(True):
         return _run(workloads, lanes, calls, leaps, checks, series, progress or (lambda share: None))
+
+
+def _refuse_mixed(lanes: Sequence[LaneSpec]) -> None:
+    """Slots are part of the compiled program, and leave a retention policy nothing to decide."""
+    if len({spec.cluster.slots for spec in lanes}) > 1:
+        raise complaint("cluster.slots", "true and false", "the same in all lanes that are run together")
+    members = list(FAMILIES["retention"].members)
+    for spec in lanes if lanes[0].cluster.slots else ():
+        name = members[int(spec.policy.retention.index)]
+        if name != "lru":
+            raise complaint("retention", repr(name), "lru, for contexts stay in their slots (cluster.slots)")
 
 
 def refuse_unfit_lanes(workloads: Sequence[Workload], lanes: Sequence[LaneSpec]) -> None:
@@ -114,7 +127,7 @@ def refuse_unfit_lanes(workloads: Sequence[Workload], lanes: Sequence[LaneSpec])
     Raises:
         InputError: names the program and the call.
     """
-    names = ("kv_blocks", "block_size", "max_model_len")
+    names = ("kv_blocks", "block_size", "max_context_tokens")
     limits = {(spec.workload, *(getattr(spec.cluster, name) for name in names)) for spec in lanes}
     for workload, *most in sorted(limits):
         refuse_unfit(workloads[workload], *most)
@@ -134,12 +147,14 @@ def _run(
     traffic = stack_traffic(workloads)
     padded = [*specs, *[specs[-1]] * (-len(specs) % len(devices))]
     lanes = stack_lanes(padded)
+    has_slots = specs[0].cluster.slots
     shape = Shape(
         programs=traffic.arrival.shape[1],
         threads_per_program=1,
         replicas=max(spec.cluster.replicas for spec in specs),
-        prefixes=traffic.prefix_tokens.shape[1],
+        prefixes=0 if has_slots else traffic.prefix_tokens.shape[1],  # a slot holds its own copy
         calls=traffic.new_tokens.shape[1],
+        slots=max(spec.cluster.max_num_seqs for spec in specs) if has_slots else 0,
         policies=registered(),
         leaps=leaps,
         records=records,

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from agentjax.engine import leap, pool
+from agentjax.engine import leap, pool, slots
 from agentjax.engine.arrays import (
     at,
     column,
@@ -227,10 +227,15 @@ def _preempt_or_admit(
     in_use = pool.prefix_in_use(state, shape, prefix, replica)
     hit = shared + private
     idle = private + jnp.where(in_use, 0, shared)
+    found, slot = hit * block_size, thread
+    if state.slots is not None:
+        slot, found = slots.choose(state.slots, traffic, lane, replica, thread, known)
     fits = pool.blocks_for(known, block_size) - hit + idle <= at(pool.available(state), replica)
     admits = tries & fits
-    chunk = jnp.where(admits, jnp.minimum(known - hit * block_size, budget), 0)
-    state = _admit(state, traffic, lane, shape, replica, thread, prefix, hit, chunk, admits)
+    chunk = jnp.where(admits, jnp.minimum(known - found, budget), 0)
+    state = _admit(state, traffic, lane, shape, replica, thread, prefix, hit, found, chunk, admits)
+    if shape.slots:
+        state = slots.occupy(state, traffic, lane, replica, thread, slot, admits)
 
     tokens = tokens + chunk
     queued = queued - admits
@@ -278,10 +283,13 @@ def _admit(
     thread: Int[Array, ""],
     prefix: Int[Array, ""],
     hit: Int[Array, ""],
+    found: Int[Array, ""],
     chunk: Int[Array, ""],
     when: Bool[Array, ""],
 ) -> State:
-    """The call takes its `hit` blocks and a seat, and computes `chunk` tokens in this iteration."""
+    """The call takes its `hit` blocks and a seat, and computes `chunk` tokens in this iteration, on top of
+    the `found` ones.
+    """
     block_size = lane.limits.block_size
     on = when & (jnp.arange(shape.replicas) == replica)
     state = pool.touch(state, shape, thread, prefix, on)
@@ -296,7 +304,6 @@ def _admit(
         state = pool.book(replace(state, replicas=cut), thread, blocks_taken(state, lane, begun), frees)
         state = pool.end_protection(state, shape, thread, prefix, elsewhere)
     threads, replicas, totals = state.threads, state.replicas, state.totals
-    found = hit * block_size
     computed = found + chunk
     new = when & (at(threads.first_scheduled, thread) < 0)
     again = when & ~new

@@ -81,6 +81,7 @@ class Shape(eqx.Module):
     replicas: int = eqx.field(static=True)
     prefixes: int = eqx.field(static=True)
     calls: int = eqx.field(static=True)
+    slots: int = eqx.field(static=True)  # of a replica; 0: contexts live in the block pool
     policies: PolicySpace = eqx.field(static=True)
     leaps: bool = eqx.field(static=True)
     records: bool = eqx.field(static=True)
@@ -143,6 +144,16 @@ class Prefixes(eqx.Module):
     protected: Int[Array, "replicas prefixes"]
 
 
+class Slots(eqx.Module):
+    """What the slots of each replica hold, where contexts live in slots and not in the block pool."""
+
+    owner: Int[Array, "replicas slots"]  # thread of the last call that ran in it, -1 for none
+    prefix: Int[Array, "replicas slots"]  # shared prefix of that thread, -1 for none
+    matching: Int[Array, "replicas slots"]  # tokens of the content that still agree with the thread's context
+    used: Int[Array, "replicas slots"]  # order of the last use
+    stamp: Int[Array, ""]  # of the next
+
+
 class Replicas(eqx.Module):
     """One engine a row."""
 
@@ -198,6 +209,7 @@ class State(eqx.Module):
     threads: Threads
     extents: Extents
     prefixes: Prefixes
+    slots: Slots | None
     replicas: Replicas
     totals: Totals
     records: Int[Array, "calls_and_one columns"] | None

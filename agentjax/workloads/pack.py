@@ -106,7 +106,7 @@ def pack(programs: Sequence[Program]) -> Workload:
     )
 
 
-def refuse_unfit(workload: Workload, kv_blocks: int, block_size: int, max_model_len: int) -> None:
+def refuse_unfit(workload: Workload, kv_blocks: int, block_size: int, max_context_tokens: int) -> None:
     """Refuse a workload with a call that can never run on a replica.
 
     Raises:
@@ -116,7 +116,7 @@ def refuse_unfit(workload: Workload, kv_blocks: int, block_size: int, max_model_
     needed = -(-(prompts + outputs - 1) // block_size)
     for limit, need, unit in (
         (kv_blocks, needed, "KV blocks"),
-        (max_model_len, prompts + outputs, "tokens of context"),
+        (max_context_tokens, prompts + outputs, "tokens of context"),
     ):
         unfit = np.flatnonzero(need > limit)
         if len(unfit):

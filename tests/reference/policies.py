@@ -47,11 +47,11 @@ def priority(name, *, arrival_ns, attained_ns, call_index, uncached_tokens):
     raise ValueError(f"unknown scheduling policy {name!r}")
 
 
-def route(name, params, *, releases, home, loads):
+def route(name, params, *, releases, home, loads, resident):
     """Replica of a released call.
 
     `releases`: releases so far; `home`: replica of the program's previous call or None; `loads`: running +
-    queued calls of each replica.
+    queued calls of each replica; `resident`: a function, the tokens of the prompt resident on each replica.
     """
     least = min(range(len(loads)), key=lambda replica: (loads[replica], replica))
     if name == "round_robin":
@@ -62,6 +62,9 @@ def route(name, params, *, releases, home, loads):
         if home is None or loads[home] >= params["capacity_limit"]:
             return least
         return home
+    if name == "most_resident":
+        tokens = resident()
+        return tokens.index(max(tokens))
     raise ValueError(f"unknown routing policy {name!r}")
 
 
@@ -76,4 +79,6 @@ def admit(name, params, *, utilization, uncached_tokens, free_tokens, protected)
         return protected or not (
             utilization > params.get("threshold", 0.9) and uncached_tokens() > free_tokens
         )
+    if name == "little_to_compute":
+        return uncached_tokens() <= 100
     raise ValueError(f"unknown admission policy {name!r}")

@@ -13,6 +13,7 @@ config: dict
     prefix_tokens: [int, ...]
     cost: dict(c0, c_tok, c_seq, c_kv, c_prefill, wakeup), nanoseconds
     retention, routing, admission: (name, params); scheduling: name
+    slots: each replica has slots as in llama.cpp's server instead of blocks, see `slots.py` (default False)
     phantom_hash: keep vLLM's quirk that a victim already scheduled in the step leaves the names of the blocks
                   this step would have filled on them (default False)
     check: verify every invariant after every event (default False; slow)
@@ -60,9 +61,9 @@ class Call:
 class Replica:
     """One engine: its blocks, its calls and the iteration it is in."""
 
-    def __init__(self, index, config):
+    def __init__(self, index, pool):
         self.index = index
-        self.pool = Pool(config["kv_blocks"], config["block_size"])
+        self.pool = pool
         self.running = []  # in order of admission
         self.waiting = []  # front first
         self.batch = []  # [call, tokens, computed before] of the iteration in progress; empty: in none
@@ -78,7 +79,10 @@ def simulate(programs, config, log=None):
 
     log: a list; one dict is appended for each finished iteration.
     """
-    simulation = Simulation(programs, config, log)
+    from .slots import SlotSimulation  # here, because it builds on this module
+
+    kind = SlotSimulation if config.get("slots", False) else Simulation
+    simulation = kind(programs, config, log)
     simulation.run()
     return simulation.result()
 
@@ -101,7 +105,7 @@ class Simulation:
         self.admission, self.admission_params = config["admission"]
         self.scheduling = config["scheduling"]
         self.fcfs_queue = self.scheduling == "fcfs"
-        self.replicas = [Replica(index, config) for index in range(config["replicas"])]
+        self.replicas = [Replica(index, self.new_pool()) for index in range(config["replicas"])]
         prefix_tokens = config.get("prefix_tokens", [])
         self.contexts = []
         self.context_tokens = []  # of each program: its shared prefix, later prompt + output
@@ -133,14 +137,21 @@ class Simulation:
             0,
         )
 
+    def new_pool(self):
+        """The KV blocks of one replica, all of them free."""
+        return Pool(self.config["kv_blocks"], self.block_size)
+
+    def fits(self, context_tokens):
+        """Can a call of so many prompt and output tokens ever run on a replica?"""
+        return ceil_div(context_tokens - 1, self.block_size) <= self.config["kv_blocks"]
+
     def _refuse_impossible_calls(self):
         for p, program in enumerate(self.programs):
             context = self.context_tokens[p]
             for k, (new, output, kept, _) in enumerate(program["calls"]):
                 prompt = self._kept_tokens(k, kept, context) + new
                 context = prompt + output
-                fits = ceil_div(context - 1, self.block_size) <= self.config["kv_blocks"]
-                if not fits or context > self.config["max_model_len"]:
+                if not self.fits(context) or context > self.config["max_model_len"]:
                     raise ValueError(
                         f"program {p}, call {k}: {prompt} prompt + {output} output tokens can never fit"
                     )
@@ -212,12 +223,23 @@ class Simulation:
             )
 
     def complete(self, replica, call):
-        """Section 5: the call has ended; its blocks go where retention says."""
-        pool, p, k = replica.pool, call.program, call.index
+        """The call has ended."""
+        p, k = call.program, call.index
         calls = self.programs[p]["calls"]
         last = k + 1 == len(calls)
-        full = call.computed // self.block_size
         assert call.computed == call.prompt + call.output - 1
+        self.give_back(replica.pool, call, last)
+        replica.running.remove(call)
+        call.finished = self.now
+        self.context_tokens[p] = call.prompt + call.output
+        if last:
+            self.finished[p] = self.now
+        else:
+            heapq.heappush(self.releases, (self.now + calls[k][3], p, k + 1))
+
+    def give_back(self, pool, call, last):
+        """Section 5: the blocks of a call that has ended go where retention says."""
+        full = call.computed // self.block_size
         keep, deadline = policies.retain(self.retention, self.retention_params, self.now, pool.utilization)
         if not keep:
             for block in call.blocks[call.context.shared_blocks :]:
@@ -226,13 +248,6 @@ class Simulation:
             pool.protect(call.context, call.blocks[:full], deadline)
         pool.give_back(call.blocks)
         call.blocks = []
-        replica.running.remove(call)
-        call.finished = self.now
-        self.context_tokens[p] = call.prompt + call.output
-        if last:
-            self.finished[p] = self.now
-        else:
-            heapq.heappush(self.releases, (self.now + calls[k][3], p, k + 1))
 
     def release(self, p, k):
         """Route, prioritise, end the protection, cut, queue."""
@@ -242,20 +257,21 @@ class Simulation:
         call = Call(p, k, kept + new, output, self.now, context)
         self.calls[p, k] = call
         self.totals["prompt_tokens"] += call.prompt
+        most = min(call.prompt - 1, kept)
         call.replica = policies.route(
             self.routing,
             self.routing_params,
             releases=self.released_calls,
             home=self.home[p],
             loads=[len(replica.running) + len(replica.waiting) for replica in self.replicas],
+            resident=lambda: [self.resident_tokens(replica.pool, call, most) for replica in self.replicas],
         )
         replica = self.replicas[call.replica]
         self.home[p] = call.replica
         self.released_calls += 1
 
         def uncached_tokens():
-            most = min((call.prompt - 1) // self.block_size, kept // self.block_size)
-            return call.prompt - len(replica.pool.lookup(context, most)) * self.block_size
+            return call.prompt - self.resident_tokens(replica.pool, call, most)
 
         call.priority = policies.priority(
             self.scheduling,
@@ -264,17 +280,25 @@ class Simulation:
             call_index=k,
             uncached_tokens=uncached_tokens,
         )
-        if self.retention not in policies.ENDS_AT_ADMISSION:
-            for other in self.replicas:
-                other.pool.end_protection(p)
+        self.unprotect_and_cut(context, kept, context_tokens)
+        replica.waiting.append(call)
+        if not self.fcfs_queue:
+            replica.waiting.sort(key=Call.order)
+
+    def unprotect_and_cut(self, context, kept, context_tokens):
+        """At release: the protection of a context ends, and of its blocks those of the kept tokens remain."""
+        for other in self.replicas:
+            if self.retention not in policies.ENDS_AT_ADMISSION:
+                other.pool.end_protection(context.program)
         if kept < context_tokens:
             first = kept // self.block_size
             for other in self.replicas:
                 other.pool.cut(context, first, ceil_div(context_tokens, self.block_size))
             context.shared_blocks = min(context.shared_blocks, first)
-        replica.waiting.append(call)
-        if not self.fcfs_queue:
-            replica.waiting.sort(key=Call.order)
+
+    def resident_tokens(self, pool, call, most):
+        """What a call would find if it were admitted now, at most so many tokens. Touches nothing."""
+        return len(pool.lookup(call.context, most // self.block_size)) * self.block_size
 
     def start_iteration(self, replica):
         """Schedule until something is scheduled, and start an iteration of it."""
@@ -369,10 +393,7 @@ class Simulation:
         pool = replica.pool
 
         def uncached_tokens(call):
-            return (
-                call.prompt
-                - len(pool.lookup(call.context, (call.prompt - 1) // self.block_size)) * self.block_size
-            )
+            return call.prompt - self.resident_tokens(pool, call, call.prompt - 1)
 
         for call in replica.waiting:
             if call.preemptions or policies.admit(
@@ -462,6 +483,11 @@ class Simulation:
                 for p, program in enumerate(self.programs)
             ],
             "totals": totals,
+        } | self.final_blocks()
+
+    def final_blocks(self):
+        """The free queue of each replica at the end, and which of its blocks have content."""
+        return {
             "final_free_queue": [list(replica.pool.queue) for replica in self.replicas],
             "final_cached_blocks": [
                 sorted(block for block in replica.pool.queue if replica.pool.names[block])
@@ -512,8 +538,11 @@ class Simulation:
                         assert position == 0 or (kind, owner, position - 1) in pool.holders
                     elif position:
                         assert self.contexts[owner].name(position - 1) in pool.holders
-            # Limits and order.
-            assert len(replica.running) <= self.config["max_num_seqs"]
-            assert sum(n for _, n, _ in replica.batch) <= self.config["max_num_batched_tokens"]
-            if not self.fcfs_queue:
-                assert replica.waiting == sorted(replica.waiting, key=Call.order)
+            self.check_limits(replica)
+
+    def check_limits(self, replica):
+        """Limits and the order of the queue."""
+        assert len(replica.running) <= self.config["max_num_seqs"]
+        assert sum(n for _, n, _ in replica.batch) <= self.config["max_num_batched_tokens"]
+        if not self.fcfs_queue:
+            assert replica.waiting == sorted(replica.waiting, key=Call.order)
