@@ -57,7 +57,7 @@ def test_every_set_is_listed_and_has_a_configuration():
     configured = set()
     for path in (ROOT / "conf" / "performance").glob("*.yaml"):
         config = yaml.safe_load(path.read_text())
-        if "coefficients" in config:
+        if config.get("coefficients", "???") != "???":
             configured.add(config["coefficients"])
             assert isinstance(build_performance(config), Affine)
     assert configured == set(available())

@@ -15,6 +15,7 @@ import hydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
+from agentjax.config.files import with_performance_file
 from agentjax.config.folders import config_folder
 from agentjax.config.sentences import FOREIGN, translate
 from agentjax.errors import InputError, OutsideRange, complaint
@@ -76,7 +77,7 @@ def _run(task: Task, config_name: str, arguments: list[str], has_grid: bool) -> 
         raise complaint(
             "argument --multirun", "a Hydra multirun", "axes of a grid: grid.axes.KEY=[V1,V2,...]"
         )
-    folder, arguments = _folders(arguments)
+    folder, arguments = _folders(with_performance_file(arguments))
     axes: dict[str, list[Any] | None] = {}
     if has_grid:
         arguments, axes = _split_axes(arguments)

@@ -10,6 +10,7 @@ from agentjax.performance.hardware import read_device as read_device
 from agentjax.performance.load import load as load
 from agentjax.performance.model import ModelSpec as ModelSpec
 from agentjax.performance.model import read_config as read_config
+from agentjax.performance.piecewise import Piecewise as Piecewise
 from agentjax.performance.roofline import Roofline as Roofline
 from agentjax.performance.roofline import kv_blocks as kv_blocks
 from agentjax.performance.tables import Table as Table

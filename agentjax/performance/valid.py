@@ -14,13 +14,14 @@ import numpy as np
 from agentjax.errors import OutsideRange
 from agentjax.performance.affine import Affine
 from agentjax.performance.base import AbstractPerformance
+from agentjax.performance.piecewise import Piecewise
 
 TOKENS = "tokens"
 SEQUENCES = "sequences"
 CONTEXTS = ("context tokens of a decode", "context tokens before a chunk")
 """Names of ranges in a coefficient file that are compared with what a run reaches."""
 
-_FITTED = ("c0_ns", "c_tok_ns", "c_seq_ns", "c_prefill_ns", "c_kv_ns", "c_mixed_ns")
+_HOST = ("overhead_ns", "wakeup_ns")
 
 
 class Interval(Protocol):
@@ -30,11 +31,11 @@ class Interval(Protocol):
     high: float
 
 
-_ranges: dict[tuple[float, ...], tuple[str, Mapping[str, Interval]]] = {}
+_ranges: dict[tuple[bytes, ...], tuple[str, Mapping[str, Interval]]] = {}
 _warned: set[str] = set()
 
 
-def remember(model: Affine, name: str, ranges: Mapping[str, Interval]) -> None:
+def remember(model: Affine | Piecewise, name: str, ranges: Mapping[str, Interval]) -> None:
     """Keep the ranges of a coefficient file for models with its coefficients, whatever their host times."""
     key = _key(model)
     if key is not None:
@@ -47,11 +48,12 @@ def ranges_of(model: AbstractPerformance) -> tuple[str, Mapping[str, Interval]] 
     return None if key is None else _ranges.get(key)
 
 
-def _key(model: AbstractPerformance) -> tuple[float, ...] | None:
-    if not isinstance(model, Affine):
+def _key(model: AbstractPerformance) -> tuple[bytes, ...] | None:
+    """All coefficients but the host times; None for another kind of model, or a stack of them."""
+    if not isinstance(model, Affine | Piecewise) or np.ndim(model.overhead_ns):
         return None
-    leaves = [getattr(model, name) for name in _FITTED]
-    return None if any(np.ndim(leaf) for leaf in leaves) else tuple(float(leaf) for leaf in leaves)
+    leaves = [value for name, value in vars(model).items() if name not in _HOST]
+    return (type(model).__name__.encode(), *(np.asarray(leaf).tobytes() for leaf in leaves))
 
 
 @dataclass
