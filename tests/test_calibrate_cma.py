@@ -12,7 +12,6 @@ from agentjax.calibrate.__main__ import main
 from agentjax.calibrate.cma import CmaFit, fit_cma
 from agentjax.calibrate.parameters import choose_parameters, coefficient_names, with_values
 from agentjax.calibrate.replayed import Replayed, replayed
-from agentjax.calibrate.schedule import schedule
 from agentjax.cluster import Cluster
 from agentjax.engine.run import LaneSpec, run_lanes
 from agentjax.errors import InputError
@@ -21,6 +20,7 @@ from agentjax.policies import Policy
 from agentjax.records import Place, Recording, RequestRecord, to_json
 from agentjax.workloads import swebench
 from agentjax.workloads.pack import SECOND, pack
+from agentjax.workloads.recorded import recorded_programs
 
 LANES = 16
 TRUE = Cluster(
@@ -59,7 +59,7 @@ def recording() -> Recording:
 
 @pytest.fixture(scope="module")
 def targets(recording: Recording) -> Replayed:
-    return replayed(schedule(recording), hold_out=0.2, seed=0)
+    return replayed(recorded_programs(recording), hold_out=0.2, seed=0)
 
 
 def fit(targets: Replayed, start: Cluster, *names: str, generations: int = 80, seed: int = 0) -> CmaFit:
@@ -82,7 +82,7 @@ def test_observations_and_what_is_held_out(recording: Recording, targets: Replay
     assert sums == pytest.approx([1 / 3] * 3)
     outcome = run_lanes([targets.workload], [LaneSpec(0, TRUE, Policy())] * LANES)
     assert np.abs(targets.log_ratios(outcome)).max() < 1e-4
-    other = replayed(schedule(recording), hold_out=0.2, seed=1)
+    other = replayed(recorded_programs(recording), hold_out=0.2, seed=1)
     assert set(other.unit[other.held_out]) != set(targets.unit[targets.held_out])
 
 

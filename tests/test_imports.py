@@ -15,11 +15,15 @@ ALLOWED = {
     | {"agentjax.policies.base", "agentjax.policies.policy", "agentjax.workloads.pack"},
     "policies": ARRAYS | {"agentjax.errors", "agentjax.policies"},
     "performance": ARRAYS | {"agentjax.errors", "agentjax.performance", "pydantic", "yaml"},
-    "workloads": READERS | {"agentjax.errors", "agentjax.workloads"},
+    "workloads": READERS | {"agentjax.errors", "agentjax.readers", "agentjax.records", "agentjax.workloads"},
     "readers": {"agentjax.errors", "agentjax.readers", "agentjax.records", "pydantic"},
     "records.py": set(),
     "bench": {"agentjax.bench", "agentjax.errors", "agentjax.readers", "agentjax.records"}
     | {"agentjax.workloads", "httpx", "numpy", "pydantic", "rich"},
+    "calibrate": ARRAYS
+    | {"agentjax.calibrate", "agentjax.cluster", "agentjax.config", "agentjax.engine.run", "agentjax.errors"}
+    | {"agentjax.metrics", "agentjax.performance", "agentjax.plotting", "agentjax.policies"}
+    | {"agentjax.readers", "agentjax.records", "agentjax.workloads", "optax"},
     "cluster.py": {"agentjax.errors", "agentjax.performance"},
     "metrics.py": {"jaxtyping", "numpy"},
     "statistics.py": {"jaxtyping", "numpy"},

@@ -136,7 +136,9 @@ def test_several_tokens_an_event_are_as_many_gaps(recording):
 
 def test_recordings_of_other_programs_are_refused(recording):
     fewer = Recording(tuple(each for each in recording.requests if each.request[0] != "0"), recording.about)
-    with pytest.raises(InputError, match=r"data: found program 'agent-0' in one recording but not in another"):
+    with pytest.raises(
+        InputError, match=r"data: found program 'agent-0' in one recording but not in another"
+    ):
         validate_programs([recording, fewer], CLUSTER)
 
 

@@ -10,13 +10,13 @@ from agentjax.calibrate.cma import CmaFit, Progress, fit_cma
 from agentjax.calibrate.cma_write import METRICS, file_content
 from agentjax.calibrate.parameters import choose_parameters
 from agentjax.calibrate.replayed import Replayed, replayed
-from agentjax.calibrate.schedule import Schedule, schedule
 from agentjax.calibrate.write import source, stated, write_coefficients
 from agentjax.config.build import build_cluster, build_policy
 from agentjax.config.paths import output_path
 from agentjax.errors import complaint, shown
 from agentjax.performance.load import read
 from agentjax.readers import read_recording
+from agentjax.workloads.recorded import Recorded, recorded_programs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -51,7 +51,7 @@ def run_cma(resolved: Mapping[str, Any], console: "Console") -> None:
     base = _base(resolved["performance"], out)
     cluster = build_cluster(resolved["cluster"], resolved["performance"])
     recording = read_recording(data)
-    found = schedule(recording, warmups=True)
+    found = recorded_programs(recording, warmups=True)
     targets = replayed(found, share, settings["seed"])
     parameters = choose_parameters(resolved["parameters"], resolved["bounds"], cluster, targets)
     console.print(_load(found, targets), highlight=False)
@@ -104,7 +104,7 @@ def error_table(fit: CmaFit) -> "Table":
     return table
 
 
-def _load(found: Schedule, targets: Replayed) -> str:
+def _load(found: Recorded, targets: Replayed) -> str:
     calls = len(targets.calls)
     held = len(set(targets.unit[targets.held_out].tolist()))
     parts = [f"{len(found.programs) - len(found.warmups):,} programs of {calls:,} calls"]

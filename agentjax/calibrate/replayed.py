@@ -11,11 +11,11 @@ from functools import cached_property
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from agentjax.calibrate.schedule import Schedule
 from agentjax.cluster import Cluster
 from agentjax.engine.run import LaneSpec, Outcome, run_lanes
 from agentjax.policies import Policy
 from agentjax.workloads.pack import SECOND, Workload, pack
+from agentjax.workloads.recorded import Recorded
 
 METRICS = ("ttft", "latency", "jct")
 BEND = 0.1
@@ -71,7 +71,7 @@ class Replayed:
         return np.where(np.asarray(outcome.status)[:, None] == 0, made, np.nan)
 
 
-def replayed(schedule: Schedule, hold_out: float, seed: int) -> Replayed:
+def replayed(schedule: Recorded, hold_out: float, seed: int) -> Replayed:
     """The observations of a schedule, a part of its programs held out.
 
     Args:

@@ -6,6 +6,7 @@ repeats: their spread says how much of an error can be noise.
 """
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -13,7 +14,6 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from agentjax.calibrate.schedule import Schedule, schedule
 from agentjax.cluster import LIMITS, Cluster
 from agentjax.engine.run import STATUS, LaneSpec, run_lanes
 from agentjax.errors import complaint
@@ -22,6 +22,7 @@ from agentjax.performance.valid import Watch
 from agentjax.policies import Policy
 from agentjax.records import Recording
 from agentjax.workloads.pack import SECOND, Workload, pack
+from agentjax.workloads.recorded import Recorded, recorded_programs
 
 METRICS = ("jct", "ttft", "itl", "e2e")
 """Of programs: job completion time. Of calls: time to first token, time between tokens, latency."""
@@ -76,7 +77,8 @@ class ProgramValidation:
     programs: int
     calls: int
     prompt_tokens_of_call: float
-    left_out: int
+    left_out: Mapping[str, int]
+    """Programs of all repeats that could not be simulated, by reason."""
     measured: tuple[Played, ...]
     simulated: tuple[Played, ...]
     errors: Mapping[str, Error]
@@ -100,7 +102,7 @@ class ProgramValidation:
             "repeats": len(self.measured),
             "programs": self.programs,
             "calls": self.calls,
-            "left_out": self.left_out,
+            "left_out": dict(self.left_out),
             "cluster": {name: getattr(self.cluster, name) for name in LIMITS},
             "errors": {name: asdict(error) for name, error in self.errors.items()},
             "program_error_pct": self.program_error_pct,
@@ -126,9 +128,9 @@ def validate_programs(
         InputError: a recording without a complete program, recordings of different programs, or a simulation
             that does not end.
     """
-    schedules = [schedule(recording) for recording in recordings]
-    workloads = [pack(list(found.programs)) for found in schedules]
-    for found, workload in zip(schedules[1:], workloads[1:], strict=True):
+    recorded = [recorded_programs(recording) for recording in recordings]
+    workloads = [pack(found.programs) for found in recorded]
+    for found, workload in zip(recorded[1:], workloads[1:], strict=True):
         if set(workload.names) != set(workloads[0].names):
             other = next(iter(set(workload.names) ^ set(workloads[0].names)))
             raise complaint(
@@ -136,7 +138,7 @@ def validate_programs(
                 f"program {other!r} in one recording but not in another",
                 f"repeats of one workload{' (programs that failed are left out)' if found.left_out else ''}",
             )
-    measured = tuple(_measured(found, workload) for found, workload in zip(schedules, workloads, strict=True))
+    measured = tuple(_measured(found, workload) for found, workload in zip(recorded, workloads, strict=True))
     simulated = tuple(_simulated(workload, cluster, policy or Policy()) for workload in workloads)
     program_errors = [
         np.abs(ours.jct_s / theirs.jct_s - 1) for theirs, ours in zip(measured, simulated, strict=True)
@@ -147,7 +149,7 @@ def validate_programs(
         programs=len(workloads[0].names),
         calls=len(workloads[0].gap),
         prompt_tokens_of_call=float(np.mean([np.mean(workload.prompt_tokens) for workload in workloads])),
-        left_out=sum(found.left_out for found in schedules),
+        left_out=dict(sum((Counter(found.reasons) for found in recorded), Counter())),
         measured=measured,
         simulated=simulated,
         errors=_errors(measured, simulated),
@@ -155,7 +157,7 @@ def validate_programs(
     )
 
 
-def _measured(found: Schedule, workload: Workload) -> Played:
+def _measured(found: Recorded, workload: Workload) -> Played:
     """The recorded run, its calls in the order of the packed workload."""
     calls = [record for name in workload.names for record in found.records[name]]
     ends = np.cumsum(workload.calls)

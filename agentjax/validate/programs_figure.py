@@ -96,4 +96,6 @@ def _errors(axes: "Axes", validation: ProgramValidation) -> None:
     axes.set_yticks(places, [f"{WORDS[metric]} {STATISTIC_WORDS[statistic]}" for metric, statistic in names])
     axes.invert_yaxis()
     axes.set_xlabel("error (%)")
-    axes.legend(frameon=False, fontsize=8, loc="best")
+    axes.legend(
+        frameon=False, fontsize=8, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2, borderaxespad=0
+    )

@@ -92,6 +92,5 @@ def programs_summary(validation: ProgramValidation) -> str:
         f"mean absolute error of a program's JCT {validation.program_error_pct:.1f} %",
         f"hit rate {simulated} simulated, {measured} measured",
     ]
-    if validation.left_out:
-        parts.append(f"{validation.left_out} programs left out, for a call of theirs failed")
+    parts += [f"left out: {count} programs {reason}" for reason, count in validation.left_out.items()]
     return "; ".join(parts)

@@ -26,7 +26,8 @@ def file(
     path: Annotated[str, expecting("the path of a workload file")],
     *,
     format: Annotated[
-        Literal["auto", "native", "llmservingsim"], expecting("auto, native or llmservingsim")
+        Literal["auto", "native", "llmservingsim", "recording"],
+        expecting("auto, native, llmservingsim or recording"),
     ] = "auto",
     seed: Seed = 0,
     rate: Target = None,

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from agentjax.calibrate.schedule import FAILED, FAN_OUT, NO_LENDER, OVERLAP, schedule
 from agentjax.errors import InputError
 from agentjax.records import Place, Recording, RequestRecord
 from agentjax.workloads.pack import pack
 from agentjax.workloads.program import Call, Prefix, context_tokens
+from agentjax.workloads.recorded import FAILED, FAN_OUT, NO_LENDER, OVERLAP, recorded_programs
 
 
 def request(
@@ -29,7 +29,7 @@ def recording(*records: RequestRecord) -> Recording:
 
 
 def test_requests_are_programs_of_one_call() -> None:
-    found = schedule(recording(request("b", 7.5, 200, 3), request("a", 5.0)))
+    found = recorded_programs(recording(request("b", 7.5, 200, 3), request("a", 5.0)))
     assert [(program.name, program.arrival_s) for program in found.programs] == [("a", 0.0), ("b", 2.5)]
     assert [program.calls for program in found.programs] == [
         (Call(100, 5, None, None, 0.0),),
@@ -40,7 +40,7 @@ def test_requests_are_programs_of_one_call() -> None:
 
 def test_programs_have_their_measured_gaps() -> None:
     turns = turn("p", 1, 2.0, 150, 100), turn("p", 0, 1.0, 100), turn("p", 2, 2.75, 170)
-    (program,) = schedule(recording(*turns, request("q", 3.0))).programs[:1]
+    (program,) = recorded_programs(recording(*turns, request("q", 3.0))).programs[:1]
     assert program.arrival_s == 0.0
     # contexts so far: 110 and 160 tokens, kept whole
     assert program.calls == (
@@ -64,13 +64,13 @@ def test_programs_have_their_measured_gaps() -> None:
 )
 def test_kept_context(prompt: int, cached: int | None, kept: int | None) -> None:
     first = request("p-0", 0.0, 200, 10, place=Place("p", 0, 0, 0))
-    (program,) = schedule(recording(first, turn("p", 1, 1.0, prompt, cached))).programs
+    (program,) = recorded_programs(recording(first, turn("p", 1, 1.0, prompt, cached))).programs
     assert program.calls[1].kept_tokens == kept
     assert context_tokens(program.calls)[1][0] == prompt
 
 
 def test_failed_overlapping_and_branching_programs_are_left_out() -> None:
-    found = schedule(
+    found = recorded_programs(
         recording(
             turn("good", 0, 0.0, 100),
             turn("bad", 0, 0.0, 100),
@@ -87,7 +87,7 @@ def test_failed_overlapping_and_branching_programs_are_left_out() -> None:
 
 
 def test_cached_first_prompts_share_a_prefix_with_a_request_that_computed_it() -> None:
-    found = schedule(
+    found = recorded_programs(
         recording(
             request("other", 0.0, prompt=300),
             request("lender", 1.0, prompt=400),
@@ -109,18 +109,18 @@ def test_cached_first_prompts_share_a_prefix_with_a_request_that_computed_it() -
 def test_cached_prompts_that_nobody_computed_are_left_out() -> None:
     warmup = request("fill", 0.0, prompt=400, warmup=True)
     records = recording(warmup, request("a", 1.0), request("hit", 2.0, prompt=400, cached=256))
-    without = schedule(records)
+    without = recorded_programs(records)
     assert [program.name for program in without.programs] == ["a"]
     assert without.reasons == {NO_LENDER: 1} and not without.warmups
     assert without.programs[0].arrival_s == 0.0
-    included = schedule(records, warmups=True)
+    included = recorded_programs(records, warmups=True)
     assert [program.name for program in included.programs] == ["fill", "a", "hit"]
     assert included.warmups == {"fill"} and included.left_out == 0
 
 
 def test_a_prefix_stays_in_a_program_whose_context_is_cut() -> None:
     lender = turn("p", 0, 0.0, 400, 0), turn("p", 1, 1.0, 300, 0)
-    found = schedule(recording(*lender, request("hit", 2.0, prompt=400, cached=256)))
+    found = recorded_programs(recording(*lender, request("hit", 2.0, prompt=400, cached=256)))
     assert found.programs[0].prefix == found.programs[1].prefix == Prefix("of p", 256)
     assert pack(found.programs).prompt_tokens.tolist() == [400, 300, 400]
 
@@ -129,6 +129,6 @@ def test_faults() -> None:
     with pytest.raises(
         InputError, match=r"no complete program \(1 with a call that failed.*expected at least"
     ):
-        schedule(recording(request("a", 0.0, error="timeout")))
+        recorded_programs(recording(request("a", 0.0, error="timeout")))
     with pytest.raises(InputError, match='request "x", place: found that of request "p-0", expected another'):
-        schedule(recording(turn("p", 0, 0.0, 100), replace(turn("p", 0, 1.0, 100), request="x")))
+        recorded_programs(recording(turn("p", 0, 0.0, 100), replace(turn("p", 0, 1.0, 100), request="x")))

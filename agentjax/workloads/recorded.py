@@ -29,7 +29,7 @@ NO_LENDER = "with a cached prompt that no earlier request computed"
 
 
 @dataclass(frozen=True)
-class Schedule:
+class Recorded:
     """Programs and the requests that they were.
 
     Attributes:
@@ -70,7 +70,7 @@ class _Chain:
         return cached if cached >= least else 0
 
 
-def schedule(recording: Recording, *, warmups: bool = False) -> Schedule:
+def recorded_programs(recording: Recording, *, warmups: bool = False) -> Recorded:
     """The programs of a recording.
 
     Prompts and outputs have their recorded lengths. A first call whose prompt was in part cached shares that
@@ -96,7 +96,7 @@ def schedule(recording: Recording, *, warmups: bool = False) -> Schedule:
             str(recording.about.get("file", "recording")), f"no complete program{why}", "at least one"
         )
     zero_s = min(chain.first.sent_s for chain in kept)
-    return Schedule(
+    return Recorded(
         tuple(_program(chain, zero_s) for chain in kept),
         {chain.name: chain.records for chain in kept},
         frozenset(chain.name for chain in kept if chain.first.warmup),
