@@ -1,6 +1,7 @@
 """What a client sees of one request: the record that a benchmark writes and that calibration reads."""
 
-from dataclasses import MISSING, asdict, dataclass, field, fields
+from collections.abc import Sequence
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from typing import Any
 
 
@@ -51,7 +52,8 @@ class RequestRecord:
     warmup: bool = False
     """Sent to warm the server up, or to fill its cache; not to be analysed."""
     error: str | None = None
-    """Kind of fault: timeout, connection, http_429, http_500, ..., stream; None: complete."""
+    """Kind of fault: timeout, connection, http_429, http_500, ..., stream, and of other tools also cancelled
+    and other; None: complete."""
     error_detail: str | None = None
     attempts: int = 1
     server_prefill_s: float | None = None
@@ -78,6 +80,14 @@ class RequestRecord:
         return None if self.finished_s is None else self.finished_s - self.sent_s
 
     @property
+    def token_gaps_s(self) -> tuple[float, ...]:
+        """Time from each token to the next (s): n tokens of one event share its gap in equal parts."""
+        if self.event_tokens is None:
+            return self.gaps_s
+        events = zip(self.gaps_s, self.event_tokens[1:], strict=True)
+        return tuple(gap_s / tokens for gap_s, tokens in events for _ in range(tokens))
+
+    @property
     def mean_gap_s(self) -> float | None:
         """Mean time from a token to the next (s): known also where the single gaps are not."""
         first, last, tokens = self.first_token_s, self.finished_s, self.output_tokens
@@ -93,6 +103,20 @@ class Recording:
     requests: tuple[RequestRecord, ...]
     about: dict[str, Any] = field(default_factory=dict)
     """Of the file's header: version, mode, url, model, server, started, seed, config."""
+
+
+def with_cache_misses(requests: Sequence[RequestRecord]) -> tuple[RequestRecord, ...]:
+    """The requests of one run, with 0 cached tokens where only other requests tell how many.
+
+    vLLM and SGLang leave the number out of a reply where it is 0, and out of every reply where they are not
+    set to tell it (`--enable-prompt-tokens-details`, `--enable-cache-report`).
+    """
+    if all(record.cached_tokens is None for record in requests):
+        return tuple(requests)
+    return tuple(
+        replace(record, cached_tokens=0) if record.cached_tokens is None and record.is_complete else record
+        for record in requests
+    )
 
 
 def to_json(record: RequestRecord) -> dict[str, Any]:

@@ -4,7 +4,7 @@ import asyncio
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -224,7 +224,7 @@ class MockEndpoint:
         headers = {"Server": "mock", "Transfer-Encoding": "chunked", **answer.headers}
         head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
         writer.write(f"HTTP/1.1 {answer.status} So\r\n{head}\r\n".encode())
-        for piece in _merged(answer.pieces):
+        for piece in answer.pieces:
             if piece == DROP:
                 await writer.drain()
                 await asyncio.sleep(0.02)
@@ -232,7 +232,7 @@ class MockEndpoint:
                 return False
             if piece == HANG:
                 await self._stop.wait()
-            elif isinstance(piece, bytes):
+            elif isinstance(piece, bytes) and piece:  # an empty chunk would end the answer
                 writer.write(f"{len(piece):x}\r\n".encode() + piece + b"\r\n")
                 await writer.drain()
             elif isinstance(piece, float):
@@ -240,8 +240,3 @@ class MockEndpoint:
         writer.write(b"0\r\n\r\n")
         await writer.drain()
         return True
-
-
-def _merged(pieces: Sequence[Piece]) -> Iterator[Piece]:
-    """The pieces that are not empty: an empty chunk would end the answer."""
-    return (piece for piece in pieces if piece != b"")

@@ -20,6 +20,7 @@ class _Running:
     repeat: int
     sent: float
     cached: int
+    began: float | None = None
     done: int = 0
     times: list[float] = field(default_factory=list)
 
@@ -78,11 +79,20 @@ def record(
                 for i in range(concurrency)
             ]
             now = _serve(wave, now, seconds, float(model.wakeup_s), noise, budget, rng) + 0.05
-            requests += [_finished(call, server_times, float(model.wakeup_s)) for call in wave]
+            requests += [_finished(call, server_times) for call in wave]
     return Recording(tuple(requests), {"model": "known", "started": "2026-11-30T00:00:00Z"})
 
 
-def _serve(wave, now, seconds, latency, noise, budget, rng) -> float:
+def _serve(
+    wave: list[_Running],
+    now: float,
+    seconds: Callable[[list[tuple[int, int]], list[int]], float],
+    latency: float,
+    noise: float,
+    budget: int,
+    rng: np.random.Generator,
+) -> float:
+    """Serves the calls and returns when the last one ended (s)."""
     now += latency
     for call in wave:
         call.done = call.cached
@@ -98,6 +108,7 @@ def _serve(wave, now, seconds, latency, noise, budget, rng) -> float:
             size = min(call.cell[0] - call.done, left) if not call.times else 0
             if size > 0:
                 chunks.append((call, size))
+                call.began = now if call.began is None else call.began
                 left -= size
         contexts = [call.cell[0] + len(call.times) for call in decoding]
         duration = seconds([(size, call.done) for call, size in chunks], contexts)
@@ -111,7 +122,7 @@ def _serve(wave, now, seconds, latency, noise, budget, rng) -> float:
     return now
 
 
-def _finished(call: _Running, server_times: bool, latency: float) -> RequestRecord:
+def _finished(call: _Running, server_times: bool) -> RequestRecord:
     prompt, output, concurrency, share = call.cell
     return RequestRecord(
         request=call.name,
@@ -122,6 +133,6 @@ def _finished(call: _Running, server_times: bool, latency: float) -> RequestReco
         output_tokens=output,
         cached_tokens=call.cached,
         gaps_s=tuple(np.diff(call.times).tolist()),
-        server_prefill_s=call.times[0] - call.sent - latency if server_times else None,
+        server_prefill_s=call.times[0] - (call.began or 0.0) if server_times else None,
         asked=Asked(prompt, output, concurrency, share, call.repeat),
     )

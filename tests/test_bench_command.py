@@ -47,13 +47,14 @@ def test_a_grid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.
 def test_programs(tmp_path: Path, capsys: pytest.CaptureFixture):
     out, workload = tmp_path / "programs.jsonl", tmp_path / "workload.jsonl"
     workload.write_text(PROGRAMS)
-    with MockEndpoint(lambda request: completion(request, tell_ids="vllm")) as server:
+    with MockEndpoint(lambda request: completion(request, tell_ids="vllm", cached=0)) as server:
         arguments = [f"url={server.url}", "model=mock", "mode=programs", f"workload.path={workload}", *IDS]
         code = main([*arguments, f"out={out}"])
     said, err = capsys.readouterr()
     assert (code, err) == (0, "")
     assert "2 programs of 3 calls" in said
-    assert "note:" not in said.replace("note: 100 %", "")
+    assert "token ids" not in said
+    assert "does not tell" not in said
     recording = read_recording(out)
     assert recording.about["config"]["workload"]["path"] == str(workload)
     assert len([record for record in recording.requests if record.place]) == 3
@@ -91,6 +92,7 @@ def test_made_up_outputs_are_noted(tmp_path: Path, capsys: pytest.CaptureFixture
         assert main([*arguments, f"out={out}"]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "note: the server did not tell the token ids of 1 outputs" in said
+    assert "note: the server does not tell what it found in its cache" in said
 
 
 def test_a_run_in_which_all_fails_ends_with_2(tmp_path: Path, capsys: pytest.CaptureFixture):

@@ -2,15 +2,18 @@
 
 import json
 import socket
+import ssl
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from agentjax.bench import run_requests
+from agentjax.bench.client import _reason
 from agentjax.bench.faults import http_fault, refused_fields, retry_after_s, wants_other_limit
 from agentjax.errors import InputError
 from agentjax.readers import read_recording
@@ -78,7 +81,7 @@ def halfway(request: Request, *more: Piece) -> Sequence[Piece]:
 def test_a_fault_is_recorded_and_the_run_goes_on(
     fault: Callable[[Request], Any], kind: str, words: str, events: int
 ):
-    records = run(only_first(fault), stall_timeout_s=0.5)
+    records = run(only_first(fault), stall_timeout_s=0.5 if kind == "timeout" else 60.0)
     assert [record.error for record in records] == [kind, None, None, None]
     failed = records[0]
     assert words in (failed.error_detail or "")
@@ -114,7 +117,7 @@ def test_what_may_pass_is_tried_again_up_to_a_limit(fault: Callable[[Request], A
         return fault(request) if FIRST <= request.number < FIRST + 2 else completion(request)
 
     # a cut connection that was used before is tried again at once, which is not counted
-    records = run(twice, closes=True)
+    records = run(twice)
     assert [record.error for record in records] == [None] * 4
     assert records[0].attempts == (2 if kind == "connection" else 3)
 
@@ -261,6 +264,12 @@ def test_fields_of_the_user_are_never_left_out():
     assert len(server.requests) == 1
 
 
+def test_a_short_field_of_the_user_is_not_taken_for_a_part_of_another():
+    with MockEndpoint(picky("ignore_eos")) as server:
+        run_requests(server.url, "mock", **KEYS, extra_body={"n": 1})
+    assert "ignore_eos" not in server.bodies[-1]
+
+
 def test_many_requests_may_be_refused_at_once():
     def script(request: Request) -> Any:
         if request.number == 0 or "min_tokens" not in request.body:
@@ -309,6 +318,19 @@ def test_no_server(tmp_path: Path):
     expected = "found no server (connection refused), expected an OpenAI-compatible server that runs"
     assert str(caught.value) == f"url {url}: {expected}"
     assert not out.exists()
+
+
+def test_why_there_is_no_connection():
+    encrypted = httpx.ConnectError("[SSL] wrong version number")
+    encrypted.__cause__ = ssl.SSLError(1, "[SSL] wrong version number")
+    assert _reason(encrypted) == "[ssl] wrong version number"
+    assert _reason(httpx.ConnectTimeout("")) == "no connection within 10 s"
+
+
+def test_an_environment_that_cannot_be_used(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("SSL_CERT_FILE", "/nowhere/certificates.pem")
+    with pytest.raises(InputError, match="environment variables of proxies and certificates"):
+        run_requests("http://127.0.0.1:1", "mock", **KEYS)
 
 
 def test_wrong_model():
@@ -368,6 +390,14 @@ def test_the_key_is_sent_and_never_kept(tmp_path: Path, monkeypatch: pytest.Monk
     assert "BENCH_TEST_KEY" in out.read_text()
 
 
+def test_a_long_text_is_not_cut_inside_the_key(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("BENCH_TEST_KEY", "sk-secret-123")
+    records = run(only_first(lambda request: refusal(400, "x" * 290 + " sk-secret-123 " + "x" * 90)))
+    assert records[0].error_detail is not None
+    assert len(records[0].error_detail) == 300
+    assert "sk-" not in records[0].error_detail
+
+
 def test_no_key_no_header(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("BENCH_TEST_KEY", raising=False)
     with MockEndpoint() as server:
@@ -384,7 +414,7 @@ def test_a_key_that_cannot_be_sent_is_not_shown(monkeypatch: pytest.MonkeyPatch)
 
 def test_every_line_is_whole_whatever_happens(tmp_path: Path):
     out = tmp_path / "bench.jsonl"
-    faults = [lambda r: halfway(r, DROP), lambda r: refusal(400, "ü\n\u2028"), lambda r: halfway(r)]
+    faults = [lambda r: halfway(r, DROP), lambda r: refusal(400, "ü\n\u2028\ud83d"), lambda r: halfway(r)]
 
     def script(request: Request) -> Any:
         return faults[request.number % 3](request) if request.number % 4 else completion(request)

@@ -1,5 +1,6 @@
 """Agent programs against a server: growing contexts, tool gaps, stages, and job completion times."""
 
+import time
 from itertools import pairwise
 from typing import Any
 
@@ -10,7 +11,7 @@ from agentjax.errors import InputError
 from agentjax.readers import read_recording
 from agentjax.records import Recording, RequestRecord, job_completion_times
 from agentjax.workloads import Call, Prefix, Program
-from tests.mock_endpoint import MockEndpoint, Request, completion, output_ids, prompt_length, refusal
+from tests.mock_endpoint import DROP, MockEndpoint, Request, completion, output_ids, prompt_length, refusal
 
 IDS: dict[str, Any] = {"endpoint": "completions", "prompts": "ids", "warmup_requests": 0, "backoff_s": 0.001}
 
@@ -64,9 +65,7 @@ def test_shared_prefixes_are_the_same_tokens():
     ]
     with MockEndpoint() as server:
         recording = play_programs(programs, server.url, "mock", **IDS)
-    prompts = {len(set(body["prompt"][0] for body in server.bodies[1:]))}
     fronts = [tuple(body["prompt"][:12]) for body in server.bodies[1:]]
-    assert prompts == {2}
     assert sorted(fronts.count(front) for front in set(fronts)) == [1, 2]
     assert [record.prompt_tokens for record in recording.requests[1:]] == [17] * 3
 
@@ -133,6 +132,17 @@ def test_a_failed_thread_ends_the_stages_after_it():
         recording = play_programs([Program("a", 0.0, stages, None)], server.url, "mock", **IDS)
     assert {record.request for record in calls_of(recording, "a")} == {"a/0.0.0", "a/0.1.0"}
     assert job_completion_times(recording) == {}
+
+
+def test_a_server_that_stays_away_ends_the_run_at_once():
+    programs = [chain(str(index), call(5, 3), arrival_s=0.0 if index < 10 else 60.0) for index in range(12)]
+    begin_s = time.monotonic()
+    with (
+        MockEndpoint(lambda request: [DROP] if request.number else completion(request)) as server,
+        pytest.raises(InputError, match="no connection for 10 requests in a row"),
+    ):
+        play_programs(programs, server.url, "mock", **IDS, max_attempts=1)
+    assert time.monotonic() - begin_s < 55
 
 
 def test_calls_at_once_may_be_limited():

@@ -1,6 +1,7 @@
 """The grid of requests against a server: what is sent, and what is recorded."""
 
 import asyncio
+import gzip
 import json
 import statistics
 from collections.abc import Sequence
@@ -165,6 +166,16 @@ def test_server_times_and_cached_tokens_are_recorded():
     assert recording.about["server"] == "mock"
 
 
+def test_a_server_that_leaves_out_cached_tokens_where_they_are_0():
+    def script(request: Request) -> list[Piece]:
+        return completion(request, cached=8 if request.number == 2 else None)
+
+    with MockEndpoint(script) as server:
+        recording = run_requests(server.url, "mock", **IDS, **SMALL, warmup_requests=0)
+    assert sorted(record.cached_tokens or 0 for record in measured(recording)) == [0, 0, 0, 8]
+    assert all(record.cached_tokens is not None for record in recording.requests)
+
+
 def test_first_token_is_the_first_content():
     def script(request: Request) -> list[Piece]:
         role = {"choices": [{"delta": {"role": "assistant", "content": None}}]}
@@ -301,6 +312,21 @@ def test_a_file_cut_off_in_its_header_is_begun_again(content: str, tmp_path: Pat
     assert read_recording(out).requests == recording.requests
 
 
+def test_files_that_cannot_be_gone_on_with(tmp_path: Path):
+    out = tmp_path / "bench.jsonl"
+    keys = {**IDS, **SMALL, "out": str(out), "resume": True}
+    for content, words in [
+        (gzip.compress(b'{"agentjax_bench": 1}\n'), "found a gzip file"),
+        (b'{"agentjax_bench": 1}\n', "line 1, started: found null"),
+        (b'{"agentjax_bench": 1, "started": "2026-11-30T12:00:00"}\n', "started: found .*with its zone"),
+        (b'{"agentjax_bench": 1, "started": 5}\n', "started: found 5"),
+    ]:
+        out.write_bytes(content)
+        with pytest.raises(InputError, match=words):
+            run_requests("http://127.0.0.1:1", "mock", **keys)
+        assert out.read_bytes() == content
+
+
 def test_resuming_with_other_settings_is_refused(tmp_path: Path):
     out = tmp_path / "bench.jsonl"
     keys = {**IDS, **SMALL, "out": str(out)}
@@ -356,6 +382,7 @@ def test_the_clock_of_a_resumed_run_never_goes_back():
         ({"url": "ftp://a"}, "expected an address such as http://127.0.0.1:8080"),
         ({"url": "http://"}, "url: found"),
         ({"url": "http://a:99999999"}, "url: found"),
+        ({"url": "http://a\x01b"}, "url: found"),
         ({"url": "http://a/v1?api-version=2"}, "url: found"),
         ({"url": 5}, "url: found 5, expected text"),
         ({"model": 5}, "model: found 5"),
@@ -383,6 +410,7 @@ def test_credentials_in_the_url_are_not_shown():
     for keys in (
         {"url": "https://me:sk-secret@a"},
         {"url": "https://sk-secret@a/v1"},
+        {"url": "https://me:sk-secret@a:99999999"},
         {"url": "https://a", "api_key_env": "sk-secret"},
     ):
         with pytest.raises(InputError) as caught:

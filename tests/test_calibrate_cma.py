@@ -82,6 +82,8 @@ def test_observations_and_what_is_held_out(recording: Recording, targets: Replay
     assert sums == pytest.approx([1 / 3] * 3)
     outcome = run_lanes([targets.workload], [LaneSpec(0, TRUE, Policy())] * LANES)
     assert np.abs(targets.log_ratios(outcome)).max() < 1e-4
+    most = replayed(recorded_programs(recording), hold_out=0.99, seed=0)
+    assert most.weight.sum() == pytest.approx(1.0) and len(np.unique(most.unit[most.held_out])) == 11
     other = replayed(recorded_programs(recording), hold_out=0.2, seed=1)
     assert set(other.unit[other.held_out]) != set(targets.unit[targets.held_out])
 
@@ -108,7 +110,7 @@ def test_says_how_well_they_are_determined(found: CmaFit) -> None:
 
 def test_what_the_recording_does_not_determine_stays_where_it_was(targets: Replayed) -> None:
     start = with_values(TRUE, {"overhead_s": 0.004, "max_num_seqs": 100})
-    result = fit(targets, start, "overhead_s", "max_num_seqs", "c_prefill_s", generations=20)
+    result = fit(targets, start, "overhead_s", "max_num_seqs", "c_prefill_s", generations=10)
     overhead, seats, attention = result.determined
     assert result.values["overhead_s"] == pytest.approx(0.003, rel=0.01) and not overhead.is_free
     assert seats.words == "not determined by this recording"
@@ -120,7 +122,7 @@ def test_what_the_recording_does_not_determine_stays_where_it_was(targets: Repla
 
 def test_parameters_that_do_the_same_are_determined_only_together(targets: Replayed) -> None:
     start = with_values(TRUE, {"overhead_s": 0.002, "c0_s": 0.012})
-    result = fit(targets, start, "overhead_s", "c0_s", generations=20)
+    result = fit(targets, start, "overhead_s", "c0_s", generations=10)
     assert result.values["overhead_s"] + result.values["c0_s"] == pytest.approx(0.013, rel=0.01)
     for told, other in zip(result.determined, ("c0_s", "overhead_s"), strict=True):
         assert told.together_with == other and told.words == f"determined only together with {other}"
@@ -141,8 +143,8 @@ def test_names_of_coefficients() -> None:
     )
     knots = Piecewise([1, 4], [0.01, 0.02], [1e-8, 2e-8])
     assert coefficient_names(knots) == (
-        "prefill_s", "prefill_tok_s", "prefill_work_s", "prefill_context_s", "shared_s", "overhead_s",
-        "wakeup_s",
+        "prefill_s", "prefill_tok_s", "prefill_work_s", "prefill_context_s", "short_prefill_work_s",
+        "shared_s", "overhead_s", "wakeup_s",
     )  # fmt: skip
     moved = with_values(TRUE, {"c_kv_s": 3e-8, "kv_blocks": 999.6})
     assert float(moved.performance.c_kv_ns) == pytest.approx(30.0) and moved.kv_blocks == 1000  # pyright: ignore[reportAttributeAccessIssue]
@@ -217,6 +219,8 @@ def test_command_writes_coefficients_that_load(
         (["parameters=[overheads]"], "parameters[0]: found \"overheads\", expected overhead_s"),
         (["generations=0"], "generations: found 0, expected an integer from 1"),
         (["population=2"], "population: found 2, expected an integer from 4"),
+        (["out=fitted.yaml"], "out=fitted.yaml: found the ending '.yaml', expected the name of a JSON"),
+        (["about.gpus=0"], "about.gpus: found 0, expected an integer from 1"),
         (["hold_out=1"], "hold_out: found 1, expected a share from 0 to below 1"),
         (["figure=fit.png"], "figure: found \"fit.png\", expected null: method=cma_es draws none"),
         (["~cluster"], "cluster: found nothing, expected what the search starts from"),

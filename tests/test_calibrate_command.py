@@ -9,6 +9,9 @@ import jax
 import pytest
 
 from agentjax.calibrate.__main__ import main
+from agentjax.calibrate.write import stated
+from agentjax.config import run_command
+from agentjax.config.compose import Groups, plain
 from agentjax.config.files import with_performance_file
 from agentjax.errors import InputError
 from agentjax.performance import Piecewise, load
@@ -16,6 +19,7 @@ from agentjax.performance.load import read
 from agentjax.performance.valid import ranges_of
 from agentjax.records import Recording
 from agentjax.simulate.__main__ import main as simulate
+from agentjax.sweep.grid import expand
 from tests.recordings import record
 
 jax.config.update("jax_enable_x64", True)
@@ -74,6 +78,14 @@ def test_the_file_says_where_it_comes_from(bench: Path, calibrated: Path):
     assert calibrated.with_name("fit.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_what_is_given_goes_before_what_files_say():
+    recording = Recording((), {"model": "a-model", "server": "a-server"})
+    base = {"model": "another", "gpu": "A", "gpus": 2, "method": "by hand"}
+    assert stated({"gpu": "B"}, [recording], base) == {
+        "gpu": "B", "gpus": 2, "model": "another", "tensor_parallel": 1, "engine": "a-server",
+    }  # fmt: skip
+
+
 def test_the_model_is_the_server(calibrated: Path):
     model = load(calibrated)
     assert isinstance(model, Piecewise)
@@ -85,7 +97,8 @@ def test_the_model_is_the_server(calibrated: Path):
 def test_the_same_recording_gives_the_same_file(bench: Path, calibrated: Path, tmp_path: Path, capsys):
     again = tmp_path / "again.json"
     assert main([f"data=[{bench}]", f"out={again}", "about.gpu=RTX 4090"]) == 0
-    assert again.read_bytes() == calibrated.read_bytes()
+    one, other = (json.loads(path.read_text()) | {"fitted": "today"} for path in (again, calibrated))
+    assert json.dumps(one) == json.dumps(other)
     printed = capsys.readouterr().out
     for part in (
         "observations:",
@@ -105,6 +118,24 @@ def test_a_file_stands_for_a_performance_option(calibrated: Path, tmp_path: Path
     assert simulate(["--cfg", "job", f"performance={odd.name}"]) == 0
     printed = capsys.readouterr().out
     assert "performance:\n  coefficients: it's my server.json" in printed
+
+
+def test_files_can_be_an_axis_of_a_grid(calibrated: Path, tmp_path: Path, capsys):
+    other = tmp_path / "other.json"
+    other.write_bytes(calibrated.read_bytes())
+    known = "rtx_pro_6000_llama_70b_tp2"
+    found: list[str] = []
+
+    def task(config, line):
+        grid = expand(plain(config), line.axes, Groups(line.overrides), lambda point: point)
+        found.extend(config["performance"]["coefficients"] for config in grid.configs)
+
+    axis = f"grid.axes.performance=['{calibrated}','{other}',{known}]"
+    assert run_command(task, "sweep", [f"performance={other}", axis], has_grid=True) == 0
+    assert found[:2] == [str(calibrated), str(other)]
+    assert "rtx-pro-6000" in found[2]
+    assert run_command(task, "sweep", ["grid.axes.performance=[none.json]"], has_grid=True) == 2
+    assert "performance=none.json: found no such file" in capsys.readouterr().err
 
 
 def test_only_a_path_is_taken_for_a_file(tmp_path: Path):
@@ -152,4 +183,7 @@ def test_bad_input_is_one_line(arguments, message, bench: Path, tmp_path: Path, 
 def test_a_recording_without_single_prompts_says_so(tmp_path: Path, capsys):
     path = write(tmp_path / "bench.jsonl", record(MODEL, [(64, 20, 2, 0.0)], repeats=1))
     assert main([f"data={path}"]) == 2
-    assert "expected requests sent one at a time" in capsys.readouterr().err
+    printed = capsys.readouterr()
+    assert "expected requests sent one at a time" in printed.err
+    assert "observations:" in printed.out
+    assert "left out:" in printed.out

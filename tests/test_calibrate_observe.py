@@ -112,6 +112,13 @@ def test_a_request_without_times_of_its_tokens_gives_a_mean_step():
     ]
 
 
+def test_decode_steps_beside_requests_of_unknown_length_are_left_out():
+    blind = RequestRecord("b", 0.0, 1.0, 9.0, None, None, None)
+    found, report = observe(Recording((blind, request("a", 1.5, 2.0, [0.1] * 40))))
+    assert not len(found)
+    assert report.left_out["decode steps without a duration, or beside requests of unknown length"] == 39
+
+
 def test_steps_beside_a_prompt_or_a_change_are_left_out():
     long = request("a", 0.0, 1.0, [0.1] * 40)
     other = request("b", 2.05, 2.55, [0.1] * 5)

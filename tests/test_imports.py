@@ -19,11 +19,11 @@ ALLOWED = {
     "readers": {"agentjax.errors", "agentjax.readers", "agentjax.records", "pydantic"},
     "records.py": set(),
     "bench": {"agentjax.bench", "agentjax.errors", "agentjax.readers", "agentjax.records"}
-    | {"agentjax.workloads", "httpx", "numpy", "pydantic", "rich"},
+    | {"agentjax.version", "agentjax.workloads", "httpx", "numpy", "pydantic", "rich"},
     "calibrate": ARRAYS
     | {"agentjax.calibrate", "agentjax.cluster", "agentjax.config", "agentjax.engine.run", "agentjax.errors"}
     | {"agentjax.metrics", "agentjax.performance", "agentjax.plotting", "agentjax.policies"}
-    | {"agentjax.readers", "agentjax.records", "agentjax.workloads", "optax"},
+    | {"agentjax.readers", "agentjax.records", "agentjax.version", "agentjax.workloads", "optax", "pydantic"},
     "cluster.py": {"agentjax.errors", "agentjax.performance"},
     "metrics.py": {"jaxtyping", "numpy"},
     "statistics.py": {"jaxtyping", "numpy"},

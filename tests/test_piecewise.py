@@ -29,6 +29,8 @@ MODEL = Piecewise(
     prefill_tok_s=1e-3,
     prefill_work_s=2e-6,
     prefill_context_s=3e-6,
+    short_prefill_tokens=64,
+    short_prefill_work_s=5e-6,
     shared_s=4e-3,
     overhead_s=1e-3,
     wakeup_s=2e-3,
@@ -57,6 +59,7 @@ def iteration(chunk: int = 0, history: int = 0, decodes: int = 0, context: int =
         (iteration(decodes=4, context=1000), 1 + 13 + 8),
         (iteration(decodes=9, context=1000), 1 + 18 + 18),  # straight on after the last knot
         (iteration(chunk=100), 1 + 5 + 100 + 10),
+        (iteration(chunk=50, history=1000), 1 + 5 + 50 + 256.25 + 3),
         (iteration(chunk=100, history=1000), 1 + 5 + 100 + 210 + 3),
         (iteration(chunk=100, decodes=2, context=1000), 1 + 5 + 100 + 10 + 11 + 4 - 4),
         (iteration(), 1),
@@ -155,9 +158,19 @@ def test_agrees_with_an_equivalent_affine_model(coefficients, chunk, decodes):
 def test_what_cannot_be_is_one_sentence(change, message):
     fine = {"knots": [1, 2, 3], "decode_s": [1, 2, 3], "decode_context_s": [0, 0, 0]}
     with pytest.raises(InputError) as error:
-        Piecewise.from_seconds(**fine | change)
+        Piecewise(**fine | change)
     assert str(error.value).startswith(message)
     assert "\n" not in str(error.value)
+
+
+def test_iterations_of_few_prompt_tokens_have_their_own_prefill_work():
+    coefficients = {"knots": [1], "decode_s": [0.01], "decode_context_s": [0], "prefill_work_s": 1e-6}
+    model = Piecewise(**coefficients, short_prefill_tokens=64, short_prefill_work_s=4e-6)
+    for chunk, work_s in ((16, 4e-6), (63, 4e-6), (64, 1e-6), (500, 1e-6)):
+        expected = work_s * chunk * (1000 + chunk / 2)
+        assert float(model.iteration_s(iteration(chunk, 1000))) == pytest.approx(expected, rel=1e-12)
+    with pytest.raises(InputError, match=r"short_prefill_tokens: found -1, expected a number of tokens >= 0"):
+        Piecewise(**coefficients, short_prefill_tokens=-1)
 
 
 def test_stacked_coefficients_vmap():
@@ -188,6 +201,8 @@ CONTENT = {
         "prefill_tok_s": 1e-3,
         "prefill_work_s": 2e-6,
         "prefill_context_s": 3e-6,
+        "short_prefill_tokens": 64.0,
+        "short_prefill_work_s": 5e-6,
         "shared_s": 4e-3,
         "overhead_s": 1e-3,
         "wakeup_s": 2e-3,

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from agentjax.errors import InputError
 from agentjax.readers import read_recording
-from agentjax.records import Asked, Place, Recording, RequestRecord, to_json
+from agentjax.records import Asked, Place, Recording, RequestRecord, to_json, with_cache_misses
 
 HEADER = {"agentjax_bench": 1, "version": "0.1.0", "mode": "requests", "model": "m", "seed": 3, "config": {}}
 GOOD = {
@@ -92,13 +92,21 @@ def records(draw: st.DrawFn) -> RequestRecord:
 def test_round_trip_and_truncation(tmp_path: Path, written: list[RequestRecord], cut: int) -> None:
     written = sorted(written, key=lambda record: record.sent_s)
     path = write(tmp_path, HEADER, *(to_json(record) for record in written))
-    assert read_recording(path).requests == tuple(written)
-    assert read_recording(path, "native").requests == tuple(written)
+    assert read_recording(path).requests == with_cache_misses(written)
+    assert read_recording(path, "native").requests == with_cache_misses(written)
     if written:  # a run killed inside its last line
         whole = path.read_bytes()
         last = whole[:-1].rindex(b"\n") + 1
         path.write_bytes(whole[: min(last + cut, len(whole) - 2)])
-        assert read_recording(path).requests == tuple(written[:-1])
+        assert read_recording(path).requests == with_cache_misses(written[:-1])
+
+
+def test_cached_tokens_that_only_other_requests_tell_are_0(tmp_path: Path) -> None:
+    told = GOOD | {"request": "told", "sent_s": 0.625, "cached_tokens": 7}
+    failed = GOOD | {"request": "failed", "sent_s": 0.75, "error": "timeout"}
+    found = read(tmp_path, HEADER, GOOD, told, failed)
+    assert [record.cached_tokens for record in found.requests] == [0, 7, None]
+    assert all(record.cached_tokens is None for record in read(tmp_path, HEADER, GOOD, failed).requests)
 
 
 def test_a_last_line_without_its_end_counts_if_it_is_whole(tmp_path: Path) -> None:

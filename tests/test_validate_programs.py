@@ -176,6 +176,10 @@ def test_command(tmp_path, recording, capsys):
         (["data={file}"], "cluster: found no limits, expected cluster=NAME"),
         (["data=[{file},none.jsonl]", "cluster=llama_cpp"], "no such file"),
         (["data=[]", "cluster=llama_cpp"], "data: found an empty list"),
+        (
+            ["data={file}", "cluster=llama_cpp", "fit_overhead=true"],
+            "fit_overhead: found true, expected false",
+        ),
     ],
 )
 def test_bad_input_is_one_sentence(tmp_path, recording, capsys, arguments, words):

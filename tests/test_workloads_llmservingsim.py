@@ -132,7 +132,7 @@ FAULTS = [
     (
         '{"prompt": 3}',
         ", line 1: found the fields prompt, "
-        "expected program and calls (native) or sub_requests (LLMServingSim)",
+        "expected program and calls (native), sub_requests (LLMServingSim) or a recording",
     ),
 ]
 

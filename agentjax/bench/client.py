@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import json
 import os
+import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +13,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from agentjax.bench.clock import Clock
-from agentjax.bench.faults import Fault, http_fault, refused_fields, wants_other_limit
+from agentjax.bench.faults import Fault, http_fault, named, refused_fields, wants_other_limit
 from agentjax.bench.reply import Reply, error_text
 from agentjax.bench.settings import Settings
 from agentjax.bench.sse import EventParser
@@ -34,6 +35,7 @@ _NO_CONNECTION = (httpx.ConnectError, httpx.ConnectTimeout)
 _KEEP_S = 4.0
 """Idle time after which a connection is not used again; many servers close it after 5 s."""
 _DIGITS = 7
+_LONGEST_TEXT = 300
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,7 @@ class Outgoing:
     Attributes:
         name: unique within the run.
         prompt: the part of the body that holds it: `prompt` or `messages`.
+        keep: keep the text and the token ids of the output, and ask for these ids.
     """
 
     name: str
@@ -52,11 +55,10 @@ class Outgoing:
     asked: Asked | None = None
     place: Place | None = None
     keep: bool = False
-    """Keep the text and the token ids of the output, and ask for these ids."""
 
 
 class Endpoint:
-    """A server under test; an asynchronous context that holds its connections open.
+    """A server under test, and the connections to it, which are held open until `close`.
 
     Attributes:
         notes: what of the run is not as asked for, in sentences.
@@ -83,22 +85,24 @@ class Endpoint:
         if self._key:
             headers["Authorization"] = f"Bearer {self._key}"
         self._reuses = True
-        trusted = httpx.create_ssl_context()
-        self._reusing, self._fresh = (
-            httpx.AsyncClient(
-                headers=headers,
-                verify=trusted,
-                timeout=httpx.Timeout(None, connect=_CONNECT_S),
-                limits=httpx.Limits(max_keepalive_connections=kept, keepalive_expiry=_KEEP_S),
-                trust_env=urlsplit(settings.url).hostname not in _LOOPBACK,
+        try:
+            trusted = httpx.create_ssl_context()
+            self._reusing, self._fresh = (
+                httpx.AsyncClient(
+                    headers=headers,
+                    verify=trusted,
+                    timeout=httpx.Timeout(None, connect=_CONNECT_S),
+                    limits=httpx.Limits(max_keepalive_connections=kept, keepalive_expiry=_KEEP_S),
+                    trust_env=urlsplit(settings.url).hostname not in _LOOPBACK,
+                )
+                for kept in (None, 0)
             )
-            for kept in (None, 0)
-        )
+        except (ImportError, OSError, ValueError) as error:
+            where = "environment variables of proxies and certificates, such as ALL_PROXY and SSL_CERT_FILE"
+            raise complaint(where, _reason(error), "none, or values that can be used") from None
 
-    async def __aenter__(self) -> "Endpoint":
-        return self
-
-    async def __aexit__(self, *error: object) -> None:
+    async def close(self) -> None:
+        """Closes the connections."""
         await self._reusing.aclose()
         await self._fresh.aclose()
 
@@ -114,8 +118,9 @@ class Endpoint:
             listed = response.json().get("data") if response.status_code == 200 else None
         except (httpx.HTTPError, ValueError, AttributeError):
             return []
-        listed = [model for model in listed or () if isinstance(model, dict)]
-        return [self._clean(model["id"]) for model in listed if isinstance(model.get("id"), str)]
+        listed = listed if isinstance(listed, list) else []
+        names = [model.get("id") for model in listed if isinstance(model, dict)]
+        return [self._clean(name) for name in names if isinstance(name, str)]
 
     async def send(self, outgoing: Outgoing, once: bool = False) -> tuple[RequestRecord, Reply]:
         """Sends a request, again after faults that may pass (not if `once`), and records its last attempt."""
@@ -131,7 +136,8 @@ class Endpoint:
                 sent_s, reply, fault = await self._attempt(body, outgoing.keep)
             if fault is None or not fault.again or attempts >= most:
                 return self._record(outgoing, sent_s, reply, fault, attempts), reply
-            wait_s = settings.backoff_s * 2 ** (attempts - 1) if fault.wait_s is None else fault.wait_s
+            doubled_s = settings.backoff_s * 2 ** min(attempts - 1, 30)
+            wait_s = doubled_s if fault.wait_s is None else fault.wait_s
             await asyncio.sleep(min(wait_s, settings.longest_wait_s))
 
     def _body(self, outgoing: Outgoing) -> dict[str, Any]:
@@ -163,7 +169,7 @@ class Endpoint:
             self._limit_field = "max_completion_tokens"
             return "max_tokens" not in self._settings.extra_body
         own = self._settings.extra_body.keys()
-        if any(field in fault.detail for field in own):
+        if named(fault.detail, own):
             return False
         sent = set(_CAN_DO_WITHOUT) & body.keys() - own
         refused = refused_fields(fault.detail, sent)
@@ -253,8 +259,10 @@ class Endpoint:
         return None if reply.is_complete else Fault("stream", f"broke off after {len(reply.times_s)} events")
 
     def _clean(self, text: str) -> str:
-        """A text without the key, should it hold it."""
-        return text.replace(self._key, "[key]") if self._key else text
+        """A text on one line, not too long, and without the key, should it hold it."""
+        text = " ".join(text.encode(errors="replace").decode().split())
+        text = text.replace(self._key, "[key]") if self._key else text
+        return text if len(text) <= _LONGEST_TEXT else text[: _LONGEST_TEXT - 3] + "..."
 
     def _record(
         self, outgoing: Outgoing, sent_s: float, reply: Reply, fault: Fault | None, attempts: int
@@ -263,7 +271,7 @@ class Endpoint:
         event_tokens, shared_out = reply.event_tokens()
         if fault is None:
             self.shared_out += shared_out
-            self.without_usage += "completion_tokens" not in reply.usage
+            self.without_usage += not reply.usage.get("completion_tokens")
         return RequestRecord(
             request=outgoing.name,
             sent_s=round(sent_s, _DIGITS),
@@ -287,9 +295,11 @@ class Endpoint:
 
 def _reason(error: BaseException) -> str:
     """Why there is no connection: in the words of the operating system where it has some."""
+    if isinstance(error, httpx.ConnectTimeout):
+        return f"no connection within {_CONNECT_S:g} s"
     cause: BaseException | None = error
     while cause is not None:
-        if isinstance(cause, OSError) and cause.errno is not None:
+        if isinstance(cause, OSError) and not isinstance(cause, ssl.SSLError) and cause.errno is not None:
             return (os.strerror(cause.errno) if cause.errno > 0 else str(cause.strerror)).lower()
         cause = cause.__cause__ or cause.__context__
     return str(error).rstrip(".").lower() or type(error).__name__

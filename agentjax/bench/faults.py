@@ -58,6 +58,11 @@ def retry_after_s(value: str | None) -> float | None:
     return max(0.0, seconds) if seconds < float("inf") else None
 
 
+def named(detail: str, fields: Collection[str]) -> set[str]:
+    """Those of the fields that a text names."""
+    return {field for field in fields if re.search(rf"\b{re.escape(field)}\b", detail)}
+
+
 def refused_fields(detail: str, sent: Collection[str]) -> set[str]:
     """Fields that a server says it does not take, of those that a request can do without.
 
@@ -65,9 +70,9 @@ def refused_fields(detail: str, sent: Collection[str]) -> set[str]:
         detail: the text of its answer with status 400 or 422.
         sent: the fields that may be left out, of the request.
     """
-    named = {field for field in sent if re.search(rf"\b{field}\b", detail)}
-    if named or not _UNKNOWN.search(detail):
-        return named
+    found = named(detail, sent)
+    if found or not _UNKNOWN.search(detail):
+        return found
     return set(sent) & set(_NOT_STANDARD)
 
 

@@ -6,12 +6,11 @@ from collections import Counter
 from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
-from agentjax.errors import complaint
+from agentjax.errors import complaint, shown
 from agentjax.readers.native import read_native
-from agentjax.records import Recording, RequestRecord, to_json
+from agentjax.records import Recording, RequestRecord, to_json, with_cache_misses
 
 _BEGINNING = b'{"agentjax_bench": 1,'
 
@@ -46,8 +45,21 @@ class RecordLog:
 
     @property
     def started(self) -> datetime | None:
-        """When the run that is resumed was started."""
-        return datetime.fromisoformat(self.about["started"]) if self.about else None
+        """When the run that is resumed was started.
+
+        Raises:
+            InputError: its header does not say.
+        """
+        if not self.about:
+            return None
+        text = self.about.get("started")
+        try:
+            started = datetime.fromisoformat(text or "")
+        except (TypeError, ValueError):
+            started = None
+        if started is None or started.tzinfo is None:
+            raise complaint(f"{self._path}, line 1, started", shown(text), "a date and time with its zone")
+        return started
 
     @property
     def ended_s(self) -> float:
@@ -96,14 +108,11 @@ class RecordLog:
 
     def recording(self) -> Recording:
         """All records, in the order in which their requests were sent."""
-        return Recording(tuple(sorted(self.records, key=lambda record: record.sent_s)), dict(self.about))
+        ordered = sorted(self.records, key=lambda record: record.sent_s)
+        return Recording(with_cache_misses(ordered), dict(self.about))
 
-    def __enter__(self) -> "RecordLog":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
+        """Closes the file."""
         if self._file is not None:
             os.close(self._file)
             self._file = None
@@ -118,13 +127,15 @@ class RecordLog:
     def _write(self, content: Mapping[str, Any]) -> None:
         if self._file is None:
             return
-        line = (json.dumps(content, ensure_ascii=False) + "\n").encode()
+        line = (json.dumps(content) + "\n").encode()
         while line:
             line = line[os.write(self._file, line) :]
 
     def _read(self, path: Path) -> None:
         """Reads an earlier run; a last line that was cut off is dropped."""
         content = path.read_bytes()
+        if content.startswith(b"\x1f\x8b"):
+            raise complaint(f"out={path}", "a gzip file", "the unpacked file, to go on with it")
         self._whole_bytes = content.rfind(b"\n") + 1
         if not self._whole_bytes and _BEGINNING.startswith(content[: len(_BEGINNING)]):
             return  # cut off within its header: a new run

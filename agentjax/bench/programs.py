@@ -98,7 +98,7 @@ class _Player:
 
     async def play(self, program: Program, arrival_s: float) -> None:
         """Plays the stages of a program, one after the other, until a call fails."""
-        await self._until(arrival_s)
+        await self._session.sleep_until(arrival_s)
         for stage, threads in enumerate(program.stages):
             is_last = stage == len(program.stages) - 1
             await asyncio.gather(
@@ -107,7 +107,7 @@ class _Player:
                     for thread, calls in enumerate(threads)
                 )
             )
-            if program.name in self._failed:
+            if self._is_over(program):
                 return
 
     async def _thread(
@@ -124,10 +124,10 @@ class _Player:
                 place=Place(program.name, stage, thread, turn),
                 keep=True,
             )
-            await self._until(released_s)
-            if program.name in self._failed or self._session.is_lost:
-                return
+            await self._session.sleep_until(released_s)
             async with self._slots:
+                if self._is_over(program):
+                    return
                 record, reply = await self._session.send(outgoing)
             if record.error is not None:
                 self._failed.add(program.name)
@@ -136,10 +136,10 @@ class _Player:
                 conversation.answer(call, record, reply)
             released_s = (record.finished_s or self._session.clock.now_s()) + call.tool_s
         if not is_last:
-            await self._until(released_s)
+            await self._session.sleep_until(released_s)
 
-    async def _until(self, time_s: float) -> None:
-        await asyncio.sleep(max(0.0, time_s - self._session.clock.now_s()))
+    def _is_over(self, program: Program) -> bool:
+        return program.name in self._failed or self._session.is_lost
 
     def _converse(self, program: Program) -> AbstractConversation:
         session = self._session

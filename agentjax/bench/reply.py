@@ -41,23 +41,25 @@ class Reply:
     @property
     def is_complete(self) -> bool:
         """The server said that the reply is at its end."""
-        return self.done or self.finished or "completion_tokens" in self.usage
+        return self.done or self.finished
 
     def read(self, event: Event, now_s: float) -> None:
         """Takes in one event that arrived at `now_s`."""
         if self.done or self.fault is not None:
             return
-        data = event.data
-        if data.strip() == b"[DONE]":
+        data = event.data.strip()
+        if not data:
+            return
+        if data == b"[DONE]":
             self.done = True
             return
         try:
             message = json.loads(data)
         except ValueError:
-            self.fault = f"an event that is not JSON: {_cut(data.decode('utf-8', 'replace'))}"
+            self.fault = f"an event that is not JSON: {data.decode('utf-8', 'replace')}"
             return
         if not isinstance(message, dict):
-            self.fault = f"an event that is no object: {_cut(json.dumps(message))}"
+            self.fault = f"an event that is no object: {json.dumps(message)}"
         elif message.get("error") or event.name == b"error":
             self.fault = error_text(message)
         else:
@@ -74,7 +76,7 @@ class Reply:
             return
         choice = choices[0] if isinstance(choices, list) else None
         if not isinstance(choice, dict):
-            self.fault = f"choices that cannot be read: {_cut(json.dumps(choices))}"
+            self.fault = f"choices that cannot be read: {json.dumps(choices)}"
             return
         delta = choice.get("delta")
         delta = delta if isinstance(delta, dict) else {}
@@ -103,7 +105,7 @@ class Reply:
     @property
     def prompt_tokens(self) -> int | None:
         """Tokens of the prompt as the server counted them."""
-        return _count(self.usage.get("prompt_tokens"))
+        return _count(self.usage.get("prompt_tokens")) or None
 
     @property
     def cached_tokens(self) -> int | None:
@@ -113,12 +115,10 @@ class Reply:
         return _count(self.timings.get("cache_n")) if told is None else told
 
     @property
-    def output_tokens(self) -> int | None:
+    def output_tokens(self) -> int:
         """Tokens of the output as the server counted them; else as its events tell; else events."""
         told = _count(self.usage.get("completion_tokens"))
-        if told is not None:
-            return told
-        return sum(1 if tokens is None else tokens for tokens in self._told)
+        return told or sum(1 if tokens is None else tokens for tokens in self._told)
 
     def event_tokens(self) -> tuple[tuple[int, ...] | None, bool]:
         """Tokens of each event with content (None: one each), and whether they are shared out.
@@ -131,7 +131,7 @@ class Reply:
         told = [tokens for tokens in self._told if tokens is not None]
         if len(told) == events:
             return (None if all(tokens == 1 for tokens in told) else tuple(told)), False
-        output = self.output_tokens or 0
+        output = self.output_tokens
         if output <= events + 1:
             return None, False
         marks = [output * event // events for event in range(events + 1)]
@@ -150,7 +150,7 @@ def error_text(content: Any) -> str:
     error = content.get("error", content) if isinstance(content, dict) else content
     if isinstance(error, dict):
         error = error.get("message") or error.get("detail") or error
-    return _cut(error if isinstance(error, str) else json.dumps(error))
+    return error if isinstance(error, str) else json.dumps(error)
 
 
 def _logprobs(choice: dict[str, Any]) -> int | None:
@@ -165,8 +165,3 @@ def _logprobs(choice: dict[str, Any]) -> int | None:
 
 def _count(value: Any) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
-
-
-def _cut(text: str) -> str:
-    text = " ".join(text.split())
-    return text if len(text) <= 300 else text[:297] + "..."

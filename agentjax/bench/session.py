@@ -1,12 +1,12 @@
 """What the runs of both modes share: a server that is checked and warmed up, the log, and when to give up."""
 
 import asyncio
+import contextlib
 import gc
 import time
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from importlib.metadata import PackageNotFoundError, version
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -18,6 +18,7 @@ from agentjax.bench.reply import Reply
 from agentjax.bench.settings import Settings
 from agentjax.errors import InputError, among, complaint
 from agentjax.records import RequestRecord
+from agentjax.version import package_version
 
 T = TypeVar("T")
 
@@ -56,6 +57,7 @@ class Session:
         self.listener = listener or Listener()
         self._mode = mode
         self._in_a_row = 0
+        self._lost = asyncio.Event()
         self._before: list[RequestRecord] = []
         self._busy: tuple[float, float] = (0.0, 0.0)
 
@@ -68,15 +70,15 @@ class Session:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         gc.unfreeze()
-        self.log.__exit__(kind, error, trace)
-        await self.endpoint.__aexit__(kind, error, trace)
+        self.log.close()
+        await self.endpoint.close()
 
     def about(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """The header of the run's file."""
         settings = self.settings
         return {
             "agentjax_bench": 1,
-            "version": _version(),
+            "version": package_version(),
             "mode": self._mode,
             "url": settings.url,
             "model": settings.model,
@@ -115,14 +117,22 @@ class Session:
         outgoing = replace(outgoing, name=self.log.new_name(outgoing.name))
         record, reply = await self.endpoint.send(outgoing)
         self._in_a_row = self._in_a_row + 1 if record.error == "connection" and not record.gaps_s else 0
+        if self._in_a_row >= _LOST_AFTER:
+            self._lost.set()
         self.log.append(record)
         self.listener.record(record)
         return record, reply
 
     @property
     def is_lost(self) -> bool:
-        """The server seems to be gone: many requests in a row got no connection."""
-        return self._in_a_row >= _LOST_AFTER
+        """The server seems to be gone: many requests in a row got no connection. Nothing more is sent."""
+        return self._lost.is_set()
+
+    async def sleep_until(self, time_s: float) -> None:
+        """Waits until a time on the clock of the run (s), or until the server is lost."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(max(0.0, time_s - self.clock.now_s())):
+                await self._lost.wait()
 
     def refuse_lost(self) -> None:
         """Ends a run whose server is gone.
@@ -135,7 +145,7 @@ class Session:
             kept = kept if self.settings.out else ""
             raise complaint(
                 f"url {self.settings.url}",
-                f"no connection for {self._in_a_row} requests in a row",
+                f"no connection for {_LOST_AFTER} requests in a row",
                 f"a server that stays up{kept}",
             )
 
@@ -151,6 +161,13 @@ class Session:
             notes.append(
                 f"{endpoint.shared_out} outputs came with more than one token an event, the server does not "
                 "say how many in which: shared out evenly"
+            )
+        good = [record for record in self.log.records if record.error is None]
+        reused = any(record.place or (record.asked and record.asked.cached_share) for record in good)
+        if reused and all(record.cached_tokens is None for record in good):
+            notes.append(
+                "the server does not tell what it found in its cache; vLLM does if started with "
+                "--enable-prompt-tokens-details, SGLang with --enable-cache-report"
             )
         cpu_s, wall_s = time.process_time() - self._busy[0], time.perf_counter() - self._busy[1]
         if wall_s > 1 and cpu_s > _BUSY * wall_s:
@@ -238,10 +255,3 @@ def run_blocking(run: Callable[[], Coroutine[Any, Any, T]]) -> T:
         return asyncio.run(run())
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(lambda: asyncio.run(run())).result()
-
-
-def _version() -> str:
-    try:
-        return version("agentjax")
-    except PackageNotFoundError:
-        return "unknown"

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
+import httpx
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from agentjax.errors import complaint, expecting, from_validation, shown
@@ -23,7 +24,6 @@ _Seconds = Annotated[
     float, Field(gt=0, le=1e6, allow_inf_nan=False), expecting("a number of seconds greater than 0")
 ]
 _Share = Annotated[float, Field(ge=0, le=1), expecting("a number from 0 to 1")]
-_TEXT_ID = Annotated[int, Field(ge=0, le=10**9), expecting("an integer of at least 0")]
 
 
 def _differ(values: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -48,7 +48,7 @@ class Settings(BaseModel):
     endpoint: Annotated[Literal["chat", "completions"], expecting("chat or completions")] = "chat"
     prompts: Annotated[Literal["text", "ids"], expecting("text or ids")] = "text"
     token_ids: Annotated[
-        tuple[_TEXT_ID, _TEXT_ID], expecting("a list of two integers, the first below the second")
+        tuple[_Whole, _Whole], expecting("a list of two integers, the first below the second")
     ] = (300, 4000)
     api_key_env: Annotated[str | None, expecting("null or the name of an environment variable")] = (
         "OPENAI_API_KEY"
@@ -112,13 +112,14 @@ def check_settings(values: Mapping[str, Any]) -> Settings:
 
 def _check_url(url: str) -> None:
     expected = "an address such as http://127.0.0.1:8080, with or without /v1"
+    if "@" in url.partition("//")[2].partition("/")[0]:
+        raise complaint("url", "a user name or password in it", "the key in the variable of api_key_env")
     try:
         parts = urlsplit(url)
         usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
+        httpx.URL(url)
+    except (ValueError, httpx.InvalidURL):
         raise complaint("url", shown(url), expected) from None
-    if parts.username or parts.password:
-        raise complaint("url", "a user name or password in it", "the key in the variable of api_key_env")
     if not usable or parts.query or parts.fragment:
         raise complaint("url", shown(url), expected)
 

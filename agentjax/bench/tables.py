@@ -1,9 +1,11 @@
 """What a run measured, as tables on the terminal."""
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from rich import box
+from rich.table import Table
 
 from agentjax.records import Recording, RequestRecord, job_completion_times
 
@@ -11,12 +13,10 @@ _TOGETHER = 0.1
 """Part of a request's mean gap, below which two events came together."""
 
 _MOST_TOGETHER = 0.1
-
-if TYPE_CHECKING:
-    from rich.table import Table
+"""Part of the events that may come so before it is said."""
 
 
-def cell_table(recording: Recording) -> "Table":
+def cell_table(recording: Recording) -> Table:
     """One line a cell of the grid, over its repeats, in the order of the grid."""
     labels = ["prompt\ntokens", "output\ntokens", "streams", "cached\nshare", "n"]
     measures = ["TTFT\nms", "ITL\nms", "p90\nms", "tokens\n/s", "cached\n%", "errors"]
@@ -35,7 +35,7 @@ def cell_table(recording: Recording) -> "Table":
     return table
 
 
-def program_table(recording: Recording) -> "Table":
+def program_table(recording: Recording) -> Table:
     """Job completion times, and the times of the calls."""
     jobs = ["programs", "mean\nJCT, s", "median\ns", "p95\ns", "failed"]
     table = _table(
@@ -71,7 +71,7 @@ def faults(recording: Recording) -> list[str]:
     if short:
         lines.append(f"{short} outputs are shorter than asked for")
     gaps = [np.array(record.gaps_s) for record in good if record.gaps_s]
-    together = sum(int((own < _TOGETHER * own.mean()).sum()) for own in gaps)
+    together = sum(int((own <= _TOGETHER * own.mean()).sum()) for own in gaps)
     share = together / sum(map(len, gaps)) if gaps else 0.0
     if share > _MOST_TOGETHER:
         lines.append(
@@ -81,10 +81,7 @@ def faults(recording: Recording) -> list[str]:
     return lines
 
 
-def _table(title: str, headers: Sequence[str]) -> "Table":
-    from rich import box
-    from rich.table import Table
-
+def _table(title: str, headers: Sequence[str]) -> Table:
     style = {"box": box.SIMPLE_HEAD, "show_edge": False, "pad_edge": False, "padding": (0, 1, 0, 0)}
     table = Table(title=title, title_justify="left", **style)
     for header in headers:
@@ -95,18 +92,9 @@ def _table(title: str, headers: Sequence[str]) -> "Table":
 def _times(records: Iterable[RequestRecord]) -> tuple[str, str, str]:
     """Median TTFT, and median and 90th percentile of the time between tokens, ms."""
     ttft = [1000 * (r.first_token_s - r.sent_s) for r in records if r.first_token_s is not None]
-    gaps = 1000 * np.concatenate([np.zeros(0), *(_token_gaps(record) for record in records)])
+    gaps = 1000 * np.concatenate([np.zeros(0), *(record.token_gaps_s for record in records)])
     itl = np.percentile(gaps, (50, 90)) if len(gaps) else (np.nan, np.nan)
     return _number(np.median(ttft) if ttft else np.nan), _number(itl[0]), _number(itl[1])
-
-
-def _token_gaps(record: RequestRecord) -> np.ndarray:
-    """Time of each token after the first event, s: an event's gap in equal parts."""
-    gaps = np.array(record.gaps_s)
-    if record.event_tokens is None:
-        return gaps
-    tokens = np.array(record.event_tokens[1:], dtype=int)
-    return np.repeat(gaps / np.maximum(tokens, 1), tokens)
 
 
 def _rate(records: Sequence[RequestRecord]) -> str:

@@ -8,6 +8,7 @@ keeping the best. Losses of whole runs are rugged, so scan and search are repeat
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import jax
@@ -130,6 +131,7 @@ class _Search:
         progress: Progress | None,
         generations: int,
     ):
+        self.strategy = _strategy(population, len(parameters))
         self.simulator = Simulator(replayed, policy, population)
         self.cluster, self.parameters, self.population = cluster, parameters, population
         self.progress, self.generations = progress, generations
@@ -191,7 +193,7 @@ class _Search:
         self, centre: dict[str, float], steps: dict[str, float], key: jax.Array
     ) -> tuple[dict[str, float], float]:
         """The best values that CMA-ES finds from a centre, its first spread being the steps; and the loss."""
-        strategy = _strategy(self.population, len(self.parameters))
+        strategy = self.strategy
         best, best_loss = centre, math.inf
         scale = np.asarray([steps[parameter.name] for parameter in self.parameters])
         with jax.enable_x64(True):
@@ -257,8 +259,14 @@ def _strategy(population: int, dimensions: int) -> Any:
     except ImportError:
         found = "no evosax, which method=cma_es searches with"
         raise complaint("method", found, "it: pip install 'agentjax[search]'") from None
+    return _compiled(CMA_ES, population, dimensions)
+
+
+@lru_cache
+def _compiled(kind: Callable[..., Any], population: int, dimensions: int) -> Any:
+    """The same strategy for every fit of its size, as each compiles its steps anew."""
     with jax.enable_x64(True):
-        return CMA_ES(population_size=population, solution=np.zeros(dimensions))
+        return kind(population_size=population, solution=np.zeros(dimensions))
 
 
 def _errors_pct(

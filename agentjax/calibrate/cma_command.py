@@ -10,9 +10,9 @@ from agentjax.calibrate.cma import CmaFit, Progress, fit_cma
 from agentjax.calibrate.cma_write import METRICS, file_content
 from agentjax.calibrate.parameters import choose_parameters
 from agentjax.calibrate.replayed import Replayed, replayed
+from agentjax.calibrate.settings import about, coefficient_path, whole
 from agentjax.calibrate.write import source, stated, write_coefficients
 from agentjax.config.build import build_cluster, build_policy
-from agentjax.config.paths import output_path
 from agentjax.errors import complaint, shown
 from agentjax.performance.load import read
 from agentjax.readers import read_recording
@@ -32,14 +32,14 @@ def run_cma(resolved: Mapping[str, Any], console: "Console") -> None:
         resolved: the keys of `conf/calibrate.yaml`.
         console: where to print.
     """
-    out = output_path("out", resolved["out"], "the name of a JSON file, such as my_server.json")
+    out = coefficient_path(resolved["out"])
     if resolved.get("figure"):
         raise complaint("figure", shown(resolved["figure"]), "null: method=cma_es draws none")
     for group, example in (("performance", "my_server.json"), ("cluster", "llama_cpp")):
         if not resolved.get(group):
             raise complaint(group, "nothing", f"what the search starts from, such as {group}={example}")
     settings = {
-        key: _whole(key, resolved[key], least)
+        key: whole(key, resolved[key], least)
         for key, least in (("generations", 1), ("population", 4), ("seed", 0))
     }
     share = resolved["hold_out"]
@@ -48,6 +48,7 @@ def run_cma(resolved: Mapping[str, Any], console: "Console") -> None:
     data = resolved["data"]
     if not isinstance(data, str):
         raise complaint("data", shown(data), "one file of recorded requests or programs")
+    given = about(resolved["about"])
     base = _base(resolved["performance"], out)
     cluster = build_cluster(resolved["cluster"], resolved["performance"])
     recording = read_recording(data)
@@ -72,7 +73,7 @@ def run_cma(resolved: Mapping[str, Any], console: "Console") -> None:
         overrides = " ".join(f"cluster.{name}={value:.0f}" for name, value in limits.items())
         console.print(f"limits {overrides}", highlight=False, soft_wrap=True)
     if out:
-        described = stated(resolved["about"], [recording])
+        described = stated(given, [recording], base)
         sources = [source(Path(data), recording)]
         write_coefficients(out, file_content(fit, base, sources, described, settings["seed"]))
         console.print(f"coefficients {out}", highlight=False, soft_wrap=True)
@@ -155,9 +156,3 @@ def _base(performance: Mapping[str, Any], out: Path | None) -> dict[str, Any]:
             "performance=FILE.json or the affine one",
         )
     return {}
-
-
-def _whole(key: str, value: Any, least: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise complaint(key, shown(value), f"an integer from {least}")
-    return value

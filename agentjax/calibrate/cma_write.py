@@ -7,10 +7,11 @@ from typing import Any
 
 from agentjax.calibrate.cma import CmaFit
 from agentjax.calibrate.parameters import LIMITS, coefficient_names, coefficient_s
+from agentjax.version import package_version
 
 METRICS = {"ttft": "TTFT of a call", "latency": "latency of a call", "jct": "JCT of a program"}
 """What is compared, in words."""
-_KEPT = ("form", "gpu", "gpus", "model", "tensor_parallel", "engine", "valid")
+_KEPT = ("form", "valid")
 
 
 def file_content(
@@ -26,11 +27,9 @@ def file_content(
         fit: what was fitted.
         base: the fields of the file that it started from; empty where there was none.
         sources: the measurements, as `source` describes them.
-        about: gpu, gpus, tensor_parallel, model and engine, where there was none.
+        about: gpu, gpus, tensor_parallel, model and engine.
         seed: of the search.
     """
-    from agentjax.calibrate import version
-
     model = fit.cluster.performance
     fitted = [name for name in fit.values if name not in LIMITS]
     coefficients = {name: round(coefficient_s(model, name), 15) for name in coefficient_names(model)}
@@ -56,7 +55,7 @@ def file_content(
         ],
         "inputs": [*base.get("inputs", []), *sources],
         "notes": [*base.get("notes", []), *_notes(fit)],
-        "software": {"agentjax": version(), "seed": seed},
+        "software": {"agentjax": package_version(), "seed": seed},
     }
 
 

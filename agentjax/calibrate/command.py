@@ -9,7 +9,8 @@ from agentjax.calibrate.fit import fit, residual_table, residuals
 from agentjax.calibrate.identify import identify
 from agentjax.calibrate.observations import concatenate
 from agentjax.calibrate.observe import Report, observe
-from agentjax.calibrate.tables import print_report
+from agentjax.calibrate.settings import about, coefficient_path, seconds, whole
+from agentjax.calibrate.tables import print_fit, print_observations
 from agentjax.calibrate.write import file_content, source, stated, write_coefficients
 from agentjax.config.paths import output_path
 from agentjax.errors import complaint, shown
@@ -30,31 +31,26 @@ def run_optax(resolved: Mapping[str, Any], console: "Console") -> None:
     figure = output_path("figure", resolved["figure"], "the name of a file, such as fit.png")
     if figure:
         check_ending(figure)
-    out = output_path("out", resolved["out"], "the name of a JSON file, such as my_server.json")
-    if out and out.suffix != ".json":
-        raise complaint(
-            f"out={out}", f"the ending {out.suffix!r}", "the name of a JSON file, such as my_server.json"
-        )
+    out = coefficient_path(resolved["out"])
     budget = resolved["max_num_batched_tokens"]
-    if budget is not None and (isinstance(budget, bool) or not isinstance(budget, int) or budget < 1):
-        raise complaint("max_num_batched_tokens", shown(budget), "null or an integer from 1")
-    seed = resolved["seed"]
-    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
-        raise complaint("seed", shown(seed), "an integer from 0")
-    overhead_s = _seconds("overhead_s", resolved["overhead_s"]) or 0.0
-    wakeup_s = _seconds("wakeup_s", resolved["wakeup_s"])
-    about = _about(resolved["about"])
+    if budget is not None:
+        whole("max_num_batched_tokens", budget, 1)
+    seed = whole("seed", resolved["seed"], 0)
+    overhead_s = seconds("overhead_s", resolved["overhead_s"]) or 0.0
+    wakeup_s = seconds("wakeup_s", resolved["wakeup_s"])
+    given = about(resolved["about"])
 
     paths = data_paths(resolved["data"])
     recordings = [read_recording(path) for path in paths]
     parts, reports = zip(*(observe(recording, budget) for recording in recordings), strict=True)
     found, report = concatenate(parts), merged(reports)
+    print_observations(console, report)
     fitted = fit(found, report.latency_s, overhead_s, wakeup_s, seed)
     error_pct, lines = residuals(fitted.model, found)
     table = residual_table(error_pct, lines)
     identified = identify(found, fitted)
-    print_report(console, report, fitted, table, identified)
-    described = stated(about, recordings)
+    print_fit(console, fitted, table, identified)
+    described = stated(given, recordings)
     if out:
         notes = list(report.notes)
         if fitted.form.tied:
@@ -94,24 +90,3 @@ def merged(reports: tuple[Report, ...]) -> Report:
         total.notes += report.notes
         total.latency_s += report.latency_s
     return total
-
-
-def _about(given: Any) -> dict[str, Any]:
-    known = ("gpu", "gpus", "tensor_parallel", "model", "engine")
-    for field in ("gpu", "model", "engine"):
-        value = given[field]
-        if value is not None and (not isinstance(value, str) or not value):
-            raise complaint(f"about.{field}", shown(value), "null or text")
-    for field in ("gpus", "tensor_parallel"):
-        value = given[field]
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise complaint(f"about.{field}", shown(value), "an integer from 1")
-    return {field: given[field] for field in known}
-
-
-def _seconds(key: str, value: Any) -> float | None:
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e3:
-        raise complaint(key, shown(value), "null or a number of seconds from 0")
-    return float(value)

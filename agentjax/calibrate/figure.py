@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
 """From the palette of Okabe and Ito, for all common forms of colour vision; the markers differ too."""
 _MARKERS = "os^Dvp"
-_GREY = "#777777"
 
 
 def calibration_figure(

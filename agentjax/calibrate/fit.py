@@ -110,7 +110,7 @@ def fit(
 
     def errors(rung: int, fitted: int) -> np.ndarray:
         """Absolute relative error of each observation (%), as far as it counts."""
-        predicted = columns[rung] @ values[rung, fitted] + known
+        predicted = np.maximum(columns[rung] @ values[rung, fitted] + known, 1e-30)
         return np.minimum(100 * np.abs(np.log(predicted / found.duration_s)), MOST_PCT)
 
     inside = [errors(rung, 0) for rung in range(len(ladder))]
@@ -155,7 +155,7 @@ def fit(
     bounds = {
         name: np.percentile(np.asarray([one[name] for one in all_of]), [2.5, 97.5], axis=0)
         for name in coefficients
-        if name not in ("knots", "overhead_s")
+        if name not in ("knots", "short_prefill_tokens", "overhead_s")
     }
     return Fit(
         rungs=rungs,

@@ -19,7 +19,8 @@ LEAST_AT_KNOT = 3
 AFFINE = ("c0_s", "c_tok_s", "c_seq_s", "c_kv_s", "c_prefill_s")
 PROMPT = ("prefill_s", "prefill_tok_s", "prefill_work_s", "prefill_context_s")
 WAKEUP = "wakeup_s"
-OF_CONTEXT = {"c_kv_s", "c_prefill_s", "decode_context_s", "prefill_work_s", "prefill_context_s"}
+SHORT = "short_prefill_work_s"
+OF_CONTEXT = {"c_kv_s", "c_prefill_s", "decode_context_s", "prefill_work_s", "prefill_context_s", SHORT}
 LITTLE = 0.02
 
 
@@ -30,6 +31,8 @@ class Form:
     terms: str
     names: tuple[str, ...]
     knots: tuple[float, ...] = ()
+    short_tokens: float = 0.0
+    """Prompt tokens of an iteration below which prefill work has a coefficient of its own; 0: it has not."""
     tied: bool = False
     """Nothing tells the latency of an idle server from the time of an iteration with prompt tokens."""
 
@@ -46,7 +49,10 @@ class Form:
 
     def columns(self, found: Observations) -> Float[np.ndarray, "n coefficients"]:
         """What each coefficient is multiplied with, for every observation."""
-        column = _piecewise_columns(found, self.knots) if self.knots else _affine_columns(found)
+        if self.knots:
+            column = _piecewise_columns(found, self.knots, self.short_tokens)
+        else:
+            column = _affine_columns(found)
         return np.stack([column[name] for name in self.names], axis=1)
 
     def at_knots(self) -> Float[np.ndarray, "coefficients coefficients"]:
@@ -78,6 +84,8 @@ class Form:
         decode = np.cumsum([own["decode_s"] + shared, *(own[f"decode_s[{i}]"] for i in rises)])
         context = np.cumsum([own["decode_context_s"], *(own[f"decode_context_s[{i}]"] for i in rises)])
         prompt = {name: own.get(name, 0.0) for name in PROMPT}
+        if self.short_tokens:
+            prompt |= {"short_prefill_tokens": self.short_tokens, SHORT: own[SHORT]}
         if "shared_s" not in own:  # not measured: the reading of the weights, which both need once
             shared = min(float(decode[0]), prompt["prefill_s"])
         return {
@@ -128,11 +136,13 @@ def forms(found: Observations, fit_wakeup: bool) -> list[Form]:
         prompt.remove("prefill_context_s")
     both = ("shared_s",) if np.any(found.kind == MIXED) else ()
 
-    def piecewise(terms: str, knots: tuple[float, ...]) -> Form:
+    def piecewise(terms: str, knots: tuple[float, ...], short_tokens: float = 0.0) -> Form:
         rises = range(1, len(knots))
         decode = ("decode_s", *(f"decode_s[{i}]" for i in rises))
         context = ("decode_context_s", *(f"decode_context_s[{i}]" for i in rises))
-        return Form(terms, (*decode, *context, *prompt, *both, *wakeup), knots, tied)
+        short = (SHORT,) if short_tokens else ()
+        names = (*decode, *context, *prompt, *short, *both, *wakeup)
+        return Form(terms, names, knots, short_tokens, tied)
 
     ends = (levels[0], levels[-1]) if len(levels) > 1 else levels
     rungs.append(piecewise("decodes and prompts apart", ends))
@@ -140,7 +150,35 @@ def forms(found: Observations, fit_wakeup: bool) -> list[Form]:
         rungs.append(piecewise(f"batches of {levels[0]:.0f} apart", (*levels[:2], levels[-1])))
     if len(levels) > 2:
         rungs.append(piecewise("decodes bent at batch sizes", levels))
+    if short_tokens := short_prompts(found):
+        rungs.append(piecewise(f"prompts below {short_tokens:.0f} tokens apart", levels, short_tokens))
     return rungs
+
+
+def short_prompts(found: Observations) -> float:
+    """The power of two that best parts prompts computed alone, over a context, into short and long ones: by
+    the relative errors of least squares in which each part has a coefficient of its own for its prefill work.
+    0 where the prompts do not tell.
+    """
+    alone = found.take((found.kind == PREFILL) & (found.chunks == 1))
+    if len(alone) < 3 * LEAST_AT_KNOT:
+        return 0.0
+    over_context = alone.history_tokens > alone.tokens
+    best, least = 0.0, np.inf
+    for exponent in range(3, 12):
+        is_short = alone.tokens < 2.0**exponent
+        if min(np.sum(is_short & over_context), np.sum(~is_short & over_context)) < LEAST_AT_KNOT:
+            continue
+        columns = np.stack(
+            [alone.chunks, alone.tokens, *(alone.work_tokens2 * part for part in (is_short, ~is_short))],
+            axis=1,
+        )
+        relative = columns / alone.duration_s[:, None]
+        solution = np.linalg.lstsq(relative, np.ones(len(alone)), rcond=None)[0]
+        error = float(np.mean(np.abs(relative @ solution - 1)))
+        if error < least:
+            best, least = 2.0**exponent, error
+    return best
 
 
 def batch_sizes(found: Observations) -> tuple[float, ...]:
@@ -166,7 +204,10 @@ def _affine_columns(found: Observations) -> dict[str, np.ndarray]:
     }
 
 
-def _piecewise_columns(found: Observations, knots: tuple[float, ...]) -> dict[str, np.ndarray]:
+def _piecewise_columns(
+    found: Observations, knots: tuple[float, ...], short_tokens: float
+) -> dict[str, np.ndarray]:
+    is_short = found.tokens < short_tokens * np.maximum(found.chunks, 1.0)
     with_decodes = found.iterations * (found.decodes > 0)
     with_context = with_decodes * found.context_tokens
     columns = {
@@ -174,7 +215,8 @@ def _piecewise_columns(found: Observations, knots: tuple[float, ...]) -> dict[st
         "decode_context_s": with_context,
         "prefill_s": found.chunks,
         "prefill_tok_s": found.tokens,
-        "prefill_work_s": found.work_tokens2,
+        "prefill_work_s": np.where(is_short, 0.0, found.work_tokens2),
+        SHORT: np.where(is_short, found.work_tokens2, 0.0),
         "prefill_context_s": found.history_tokens,
         # the first of decode_s is this and more, so that it cannot exceed it
         "shared_s": with_decodes - found.chunks * (found.decodes > 0),

@@ -71,8 +71,8 @@ def identify(found: Observations, fitted: Fit) -> Identification:
     values = form.at_knots() @ values
     candidates = _candidates(found, WAKEUP in form.names)
     rows = _columns(form, found)
-    predicted = rows @ values
-    scale = _scale(form, values, found, [part for _, part in candidates])
+    predicted = rows @ values + _known(fitted, found)
+    scale = _scale(fitted, form, values, found, [part for _, part in candidates])
     sensitivity = rows * scale / predicted[:, None]
     noise = _noise(found, predicted)
     each = 1.0 / np.bincount(found.unit)[found.unit]
@@ -84,7 +84,7 @@ def identify(found: Observations, fitted: Fit) -> Identification:
     return Identification(
         relative_error={name: float(error) for name, error in zip(form.names, errors, strict=True)},
         undetermined=tuple(_named(form, rows, covariance, errors)),
-        suggestions=tuple(_suggest(form, values, scale, covariance, open_, candidates, level)),
+        suggestions=tuple(_suggest(fitted, form, values, scale, covariance, open_, candidates, level)),
     )
 
 
@@ -100,14 +100,20 @@ def _columns(form: Form, found: Observations) -> Float[np.ndarray, "n coefficien
     return form.columns(found) @ np.linalg.inv(form.at_knots())
 
 
+def _known(fitted: Fit, part: Observations) -> Float[np.ndarray, " n"]:
+    """The part of each duration that was not fitted: host time, and a latency that is known (s)."""
+    latency_s = 0.0 if WAKEUP in fitted.form.names else fitted.coefficients[WAKEUP]
+    return part.iterations * fitted.coefficients["overhead_s"] + part.wakeups * latency_s
+
+
 def _scale(
-    form: Form, values: np.ndarray, found: Observations, candidates: Sequence[Observations]
+    fitted: Fit, form: Form, values: np.ndarray, found: Observations, candidates: Sequence[Observations]
 ) -> Float[np.ndarray, " coefficients"]:
     """What the error of each coefficient is relative to: its value, or what would be just noticed."""
     floors = np.full(len(values), np.nan)
     for part in (*candidates, found):  # the last, what was measured, counts where it has to do with it
         columns = _columns(form, part)
-        durations = _durations(columns, values, part)[:, None]
+        durations = _durations(fitted, columns, values, part)[:, None]
         sizes = np.abs(columns)
         present = sizes > 1e-9
         floor = np.min(np.where(present, durations / np.where(present, sizes, 1.0), np.inf), axis=0)
@@ -116,8 +122,11 @@ def _scale(
     return np.where(np.isfinite(floors), np.maximum(values, SMALL * floors), np.maximum(values, 1e-12))
 
 
-def _durations(columns: np.ndarray, values: np.ndarray, part: Observations) -> np.ndarray:
-    predicted = columns @ values
+def _durations(
+    fitted: Fit, columns: np.ndarray, values: np.ndarray, part: Observations
+) -> Float[np.ndarray, " n"]:
+    """Fitted durations (s); the measured or typical ones where the fit says nothing."""
+    predicted = columns @ values + _known(fitted, part)
     return np.where(predicted > 0, predicted, part.duration_s)
 
 
@@ -169,6 +178,7 @@ def _words(form: Form, name: str) -> str:
         "prefill_s": "the time of an iteration with prompt tokens as such (prefill_s)",
         "prefill_tok_s": "the time per prompt token (prefill_tok_s)",
         "prefill_work_s": "the attention within a prompt (prefill_work_s)",
+        "short_prefill_work_s": "the attention within a short prompt (short_prefill_work_s)",
         "prefill_context_s": "the time per token of context before a prompt (prefill_context_s)",
         "shared_s": "what prompts and decodes share in an iteration (shared_s)",
         "c0_s": "the time of an iteration as such (c0_s)",
@@ -181,9 +191,13 @@ def _words(form: Form, name: str) -> str:
 
 
 def _candidates(found: Observations, has_latency: bool) -> list[tuple[tuple[int, int, float], Observations]]:
-    """Cells of a benchmark around what was measured, and what they would observe."""
-    prompts = found.tokens[found.kind == PREFILL] + found.before_tokens()[found.kind == PREFILL]
-    low, high = max(16.0, prompts.min() / 4), max(prompts.max() * 4, 256.0)
+    """Cells of a benchmark around what was measured, and what they would observe.
+
+    Prompts are at most twice as long as the longest one measured: the server may have no room for more.
+    """
+    alone = found.take(found.kind == PREFILL)
+    prompts = alone.tokens / alone.prompts + alone.before_tokens()
+    low, high = max(16.0, prompts.min() / 4), 2 * prompts.max()
     lengths = 2 ** np.arange(np.ceil(np.log2(low)), np.floor(np.log2(high)) + 1)
     sizes = found.decodes[found.kind == DECODE]
     batches = sorted({*sizes.astype(int).tolist(), *(2**k for k in range(int(np.log2(sizes.max())) + 2))})
@@ -224,6 +238,7 @@ def _cell(length: int, batch: int, share: float, has_latency: bool, found: Obser
 
 
 def _suggest(
+    fitted: Fit,
     form: Form,
     values: np.ndarray,
     scale: np.ndarray,
@@ -241,7 +256,7 @@ def _suggest(
         best, cell, after = None, None, before
         for key, part in candidates:
             columns = _columns(form, part)
-            rows = columns * scale / _durations(columns, values, part)[:, None]
+            rows = columns * scale / _durations(fitted, columns, values, part)[:, None]
             updated = covariance
             for row, kind in zip(rows, part.kind, strict=True):
                 along = updated @ row

@@ -62,10 +62,9 @@ def observe(recording: Recording, max_num_batched_tokens: int | None = None) -> 
     block, left_out = BLOCK, report.left_out.copy()
     while True:
         decodes = [row for request in seen for row in _decodes(request, timeline, block, report)]
-        longer = math.ceil(len(decodes) / MOST_BLOCKS) * block
-        if longer == block or block >= 16 * BLOCK:
+        if len(decodes) <= MOST_BLOCKS or block >= 16 * BLOCK:
             break
-        block, report.left_out = longer, left_out.copy()
+        block, report.left_out = math.ceil(len(decodes) / MOST_BLOCKS) * block, left_out.copy()
     rows += decodes
     columns = {entry.name: [row[entry.name] for row in rows] for entry in fields(Observations)}
     units = {unit: index for index, unit in enumerate(dict.fromkeys(columns["unit"]))}
@@ -115,7 +114,7 @@ def _prefill(request: Request, timeline: Timeline, budget: int | None, report: R
     """The prompt of a request and those computed with it: alone on the server, or beside decodes."""
     if request.first is None:
         return []
-    others, decoding, _ = timeline.during(request.began, request.first)
+    others, *_ = timeline.during(request.began, request.first)
     together = [timeline.requests[index] for index in sorted(others | {request.index})]
     if max((one.first or math.inf, one.index) for one in together) != (request.first, request.index):
         return []  # counts with the one whose first token came last
@@ -146,7 +145,8 @@ def _prefill(request: Request, timeline: Timeline, budget: int | None, report: R
     if request.server_prefill is not None:
         if len(together) == 1 and not timeline.in_flight(request.sent):
             report.latency_s.append(request.first - request.sent - request.server_prefill)
-        seconds, wakeups = min(one.server_prefill or math.inf for one in together), 0.0
+        told = [one.server_prefill for one in together if one.server_prefill is not None]
+        seconds, wakeups = min(told), 0.0
     if seconds <= 0:
         report.left_out["prompts without a duration"] += len(together)
         return []

@@ -13,6 +13,8 @@ HUBER = 0.05
 STEPS = 200
 LANES = 32
 """Fits that run side by side."""
+ROWS = 256
+"""Observations are filled up to a multiple of this, so that recordings of like sizes share a compilation."""
 ROUNDS, SWEEPS = 8, 40
 """Of the search for a start."""
 LEAST = 1e-3
@@ -55,6 +57,10 @@ def minimise(
     scaled = columns * start[:, None, :] / duration_s[:, None]
     known = known_s / duration_s
     weights = weights / weights.sum(axis=1, keepdims=True)
+    more = -len(duration_s) % ROWS  # rows without weight, whose error is 0
+    scaled = np.pad(scaled, ((0, 0), (0, more), (0, 0)))
+    known = np.pad(known, (0, more), constant_values=1.0)
+    weights = np.pad(weights, ((0, 0), (0, more)))
     fits = len(which)
     padded = np.pad(np.arange(fits), (0, -fits % LANES), mode="edge").reshape(-1, LANES)
     with jax.enable_x64(True):

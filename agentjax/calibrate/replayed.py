@@ -76,13 +76,13 @@ def replayed(schedule: Recorded, hold_out: float, seed: int) -> Replayed:
 
     Args:
         schedule: the programs and their requests.
-        hold_out: share of the programs that the loss does not see; none of fewer than five.
+        hold_out: share of the programs that the loss does not see; none of fewer than five, never all.
         seed: chooses them.
     """
     workload = pack(schedule.programs)
     measured = np.asarray([name not in schedule.warmups for name in workload.names])
     rows = np.flatnonzero(measured)
-    count = round(hold_out * len(rows)) if len(rows) >= _FEWEST else 0
+    count = min(round(hold_out * len(rows)), len(rows) - 1) if len(rows) >= _FEWEST else 0
     held = np.zeros(len(workload.names), bool)
     held[np.random.default_rng(seed).permutation(rows)[:count]] = True
     calls = np.flatnonzero(measured[workload.call_program])

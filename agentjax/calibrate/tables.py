@@ -27,38 +27,38 @@ _PER = {
     "prefill_s": "iteration with prompt tokens",
     "prefill_tok_s": "prompt token computed",
     "prefill_work_s": "token² of prefill work",
+    "short_prefill_work_s": "token² of prefill work of fewer tokens than {short_prefill_tokens:.0f}",
     "prefill_context_s": "token of context before a prompt chunk",
     "shared_s": "iteration with both, less",
 }
 
 
-def print_report(
+def print_observations(console: "Console", report: Report) -> None:
+    """How many observations there are, and what was left out."""
+    _say(console, f"observations: {', '.join(f'{report.kept[kind]:,} {kind}' for kind in KINDS)}")
+    for reason, count in report.left_out.items():
+        if count:
+            _say(console, f"  left out: {count:,} {reason}")
+    for note in report.notes:
+        _say(console, f"  {note}")
+
+
+def print_fit(
     console: "Console",
-    report: Report,
     fitted: Fit,
     residuals: Mapping[str, Mapping[str, float]],
     identified: Identification,
 ) -> None:
-    """Observations, ladder, coefficients, residuals and what is not determined, one after the other."""
-
-    def say(text: str) -> None:
-        console.print(text, highlight=False, markup=False)
-
-    say(f"observations: {', '.join(f'{report.kept[kind]:,} {kind}' for kind in KINDS)}")
-    for reason, count in report.left_out.items():
-        if count:
-            say(f"  left out: {count:,} {reason}")
-    for note in report.notes:
-        say(f"  {note}")
+    """Ladder, coefficients, residuals and what is not determined, one after the other."""
     console.print(ladder_table(fitted))
     console.print(coefficient_table(fitted))
     console.print(residual_rows(residuals))
     if not identified.undetermined:
-        say("the measurements determine every coefficient")
+        _say(console, "the measurements determine every coefficient")
     for one in identified.undetermined:
-        say(f"not determined: {one.sentence}")
+        _say(console, f"not determined: {one.sentence}")
     for suggestion in identified.suggestions:
-        say(f"  would help most: bench {suggestion}")
+        _say(console, f"  would help most: bench {suggestion}")
 
 
 def ladder_table(fitted: Fit) -> "Table":
@@ -97,7 +97,7 @@ def coefficient_table(fitted: Fit) -> "Table":
     table.add_column("per")
     knots = fitted.coefficients.get("knots", [])
     for name, value in fitted.coefficients.items():
-        if name == "knots":
+        if name in ("knots", "short_prefill_tokens"):
             continue
         values = value if isinstance(value, list) else [value]
         lows = fitted.low.get(name, value)
@@ -106,7 +106,8 @@ def coefficient_table(fitted: Fit) -> "Table":
             low, high = (bound[index] if isinstance(bound, list) else bound for bound in (lows, highs))
             label = f"{name}, {knots[index]:.0f}" if isinstance(value, list) else name
             interval = f"{_time(low)} to {_time(high)}" if high > 0 and name in fitted.low else ""
-            table.add_row(label, _time(one), interval, _PER[name] if index == 0 else "")
+            per = _PER[name].format(**fitted.coefficients) if index == 0 else ""
+            table.add_row(label, _time(one), interval, per)
     return table
 
 
@@ -121,6 +122,10 @@ def residual_rows(residuals: Mapping[str, Mapping[str, float]]) -> "Table":
         numbers = [f"{row[key]:+.1f}" for key in ("median_pct", "p10_pct", "p90_pct", "worst_pct")]
         table.add_row(line, f"{row['points']:,}", *numbers)
     return table
+
+
+def _say(console: "Console", text: str) -> None:
+    console.print(text, highlight=False, markup=False)
 
 
 def _time(seconds: Any) -> str:

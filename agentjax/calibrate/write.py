@@ -18,6 +18,7 @@ from agentjax.calibrate.optimise import HUBER
 from agentjax.performance.load import check
 from agentjax.performance.valid import CONTEXTS, SEQUENCES, TOKENS
 from agentjax.records import Recording
+from agentjax.version import package_version
 
 METHOD = (
     f"optax L-BFGS; Huber loss (from {100 * HUBER:.0f} %) of the logarithm of fitted to measured time, "
@@ -45,8 +46,6 @@ def file_content(
     - `sources`: the measurements, as `source` describes them.
     - `about`: gpu, gpus, tensor_parallel, model and engine.
     """
-    from agentjax.calibrate import version
-
     return {
         "form": fitted.form.form,
         **about,
@@ -75,7 +74,7 @@ def file_content(
         "undetermined": [one.sentence for one in identified.undetermined],
         "inputs": list(sources),
         "notes": list(notes),
-        "software": {"agentjax": version(), "seed": seed},
+        "software": {"agentjax": package_version(), "seed": seed},
     }
 
 
@@ -106,8 +105,11 @@ def source(path: Path, recording: Recording) -> dict[str, Any]:
     }
 
 
-def stated(given: Mapping[str, Any], recordings: Sequence[Recording]) -> dict[str, Any]:
-    """What the file says of hardware, model and engine; where nothing is given, what the recording says."""
+def stated(
+    given: Mapping[str, Any], recordings: Sequence[Recording], base: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """What the file says of hardware, model and engine: what is given, or else what `base` says (the file
+    that the fit started from), or else the recordings."""
     known: dict[str, Any] = {
         "gpu": UNSTATED,
         "gpus": 1,
@@ -120,7 +122,8 @@ def stated(given: Mapping[str, Any], recordings: Sequence[Recording]) -> dict[st
             value = recording.about.get(key)
             if isinstance(value, str) and value.strip():
                 known[field] = value
-    return {field: known[field] if given.get(field) is None else given[field] for field in known}
+    stronger = {**(base or {}), **given}
+    return known | {field: stronger[field] for field in known if field in stronger}
 
 
 def write_coefficients(path: Path, content: Mapping[str, Any]) -> None:

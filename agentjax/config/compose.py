@@ -8,6 +8,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
+from agentjax.config.files import COEFFICIENTS, FILE, file_overrides
 from agentjax.config.sentences import no_value
 from agentjax.errors import among, complaint
 
@@ -52,22 +53,25 @@ class Groups:
 
     def compose(self, group: str, option: str) -> dict[str, Any]:
         """The configuration of one option, with the command line's values for those of its keys that the
-        option has.
+        option has. An option of `performance` may also be a coefficient file.
 
         Raises:
-            InputError: the group has no such option.
+            InputError: the group has no such option, or there is no such file.
         """
-        if option not in self.options(group):
+        is_file = group == "performance" and option.endswith(".json")
+        if not is_file and option not in self.options(group):
             raise complaint(group, repr(option), among(option, self.options(group)))
         if (group, option) not in self._composed:
             others, own = [], []
             for item in self._overrides:
                 key = item.lstrip("+~").partition("=")[0]
+                if key == COEFFICIENTS and FILE in self._overrides and option != "file":
+                    continue  # `performance=PATH.json` is an option of its own, not a value for others
                 if key.startswith(group + "."):
                     own.append((key, item))
                 elif key != group:
                     others.append(item)
-            chosen = [*others, f"{group}={option}"]
+            chosen = [*others, *(file_overrides(option) if is_file else [f"{group}={option}"])]
             config = hydra.compose(self._config_name, overrides=chosen)
             fitting = [
                 item

@@ -16,6 +16,7 @@ PACKAGE = Path(__file__).resolve().parents[1]
 _Seconds = Annotated[
     float, Field(ge=0, le=1e3, allow_inf_nan=False), expecting("a number of seconds from 0 to 1000")
 ]
+_Tokens = Annotated[float, Field(ge=0, allow_inf_nan=False), expecting("a number of tokens from 0")]
 _Text = Annotated[str, Field(min_length=1), expecting("a string that is not empty")]
 _Count = Annotated[int, Field(ge=1), expecting("an integer from 1")]
 _Day = Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\d$"), expecting("a date as YYYY-MM-DD")]
@@ -51,6 +52,8 @@ class PiecewiseCoefficients(_Object):
     prefill_s: _Seconds
     prefill_tok_s: _Seconds
     prefill_work_s: _Seconds = 0.0
+    short_prefill_tokens: _Tokens = 0.0
+    short_prefill_work_s: _Seconds = 0.0
     prefill_context_s: _Seconds = 0.0
     shared_s: _Seconds = 0.0
     overhead_s: _Seconds = 0.0

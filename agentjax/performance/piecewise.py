@@ -1,7 +1,5 @@
 """The piecewise model: prompts and decodes with times of their own, those of decodes bent at batch sizes."""
 
-from typing import Self
-
 import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike
@@ -16,7 +14,8 @@ class Piecewise(AbstractPerformance):
     Decodes: A(d) + K(d)·mean context, where d calls decode. A and K are lines between the knots, which are
     numbers of decodes, level before the first knot and straight on after the last. Prompts: p0 + p_tok·tokens
     + p_work·prefill work + p_ctx·context before. Each counts only if there is such a call. An iteration with
-    both takes `shared` less than the sum, but never less than its decodes alone.
+    both takes `shared` less than the sum, but never less than its decodes alone. Where attention has a kernel
+    of its own for few tokens, p_work is another below so many prompt tokens.
 
     Affine in context: iterations of an unchanging batch of decodes form an arithmetic series. Coefficients
     are held in ns, those of decodes as a start and a change of slope at every knot.
@@ -31,6 +30,8 @@ class Piecewise(AbstractPerformance):
     prefill_tok_ns: Number
     prefill_work_ns: Number
     prefill_context_ns: Number
+    short_prefill_tokens: Number  # prompt tokens of an iteration below which the next holds for p_work
+    short_prefill_work_ns: Number
     shared_ns: Number
     overhead_ns: Number
     wakeup_ns: Number
@@ -44,6 +45,8 @@ class Piecewise(AbstractPerformance):
         prefill_tok_s: float = 0.0,
         prefill_work_s: float = 0.0,
         prefill_context_s: float = 0.0,
+        short_prefill_tokens: float = 0.0,
+        short_prefill_work_s: float = 0.0,
         shared_s: float = 0.0,
         overhead_s: float = 0.0,
         wakeup_s: float = 0.0,
@@ -59,6 +62,9 @@ class Piecewise(AbstractPerformance):
         - `prefill_tok_s`: per prompt token computed.
         - `prefill_work_s`: per unit of prefill work (tokens²): attention of a prompt chunk over its context.
         - `prefill_context_s`: per token of context before a prompt chunk.
+        - `short_prefill_tokens`: prompt tokens of an iteration below which `short_prefill_work_s` takes the
+            place of `prefill_work_s`; 0: never.
+        - `short_prefill_work_s`: per unit of prefill work, then.
         - `shared_s`: what an iteration with decodes and prompt tokens saves against the two one by one.
         - `overhead_s`: host time per iteration, on top of the others.
         - `wakeup_s`: per iteration that starts on an idle replica.
@@ -73,16 +79,15 @@ class Piecewise(AbstractPerformance):
         self.prefill_tok_ns = nanoseconds("prefill_tok_s", prefill_tok_s)
         self.prefill_work_ns = nanoseconds("prefill_work_s", prefill_work_s)
         self.prefill_context_ns = nanoseconds("prefill_context_s", prefill_context_s)
+        self.short_prefill_tokens = np.asarray(short_prefill_tokens, np.float64)
+        if not np.all(np.isfinite(self.short_prefill_tokens) & (self.short_prefill_tokens >= 0)):
+            raise complaint("short_prefill_tokens", str(short_prefill_tokens), "a number of tokens >= 0")
+        self.short_prefill_work_ns = nanoseconds("short_prefill_work_s", short_prefill_work_s)
         self.shared_ns = nanoseconds("shared_s", shared_s)
         self.overhead_ns = nanoseconds("overhead_s", overhead_s)
         self.wakeup_ns = nanoseconds("wakeup_s", wakeup_s)
         if np.any(self.shared_ns > self.decode_ns):
             raise complaint("shared_s", str(shared_s), "at most the first of decode_s, or mixed times fall")
-
-    @classmethod
-    def from_seconds(cls, **coefficients: ArrayLike) -> Self:
-        """The constructor under a name that says the unit."""
-        return cls(**coefficients)  # pyright: ignore[reportArgumentType]
 
     def iteration_ns(self, batch: BatchShape) -> Number:
         """Duration of an iteration (ns), not rounded; exact if all its terms are whole nanoseconds."""
@@ -93,10 +98,12 @@ class Piecewise(AbstractPerformance):
         context = slope * batch.decode_context_tokens / jnp.maximum(decodes, 1.0)
         decode = self.decode_ns + jnp.sum(self.decode_bends_ns * past, axis=-1) + context
         decode = jnp.where(decodes > 0, decode, 0.0)
+        is_short = batch.prefill_tokens < self.short_prefill_tokens
+        work_ns = jnp.where(is_short, self.short_prefill_work_ns, self.prefill_work_ns)
         prefill = (
             self.prefill_ns
             + self.prefill_tok_ns * batch.prefill_tokens
-            + self.prefill_work_ns * batch.prefill_work_tokens2
+            + work_ns * batch.prefill_work_tokens2
             + self.prefill_context_ns * batch.prefill_context_tokens
         )
         beside = prefill - jnp.where(decodes > 0, jnp.minimum(self.shared_ns, prefill), 0.0)
@@ -136,4 +143,4 @@ def _bends(name: str, seconds: ArrayLike, knots: np.ndarray) -> tuple[np.ndarray
     if np.any(np.diff(values) < 0):
         raise complaint(name, str(seconds), "times that do not fall from one knot to the next")
     slopes = np.diff(values) / np.diff(knots)
-    return values[0], np.append(np.diff(slopes, prepend=0.0), np.zeros(min(1, len(knots))))
+    return values[0], np.append(np.diff(slopes, prepend=0.0), 0.0)

@@ -26,7 +26,6 @@ class _Metadata(Part):
     x_correlation_id: str | None = None
     conversation_id: str | None = None
     turn_index: Annotated[int, Field(ge=0), expecting("null or an integer from 0")] | None = None
-    session_num: int | None = None
     benchmark_phase: str = "profiling"
     phase_kind: str | None = None
     was_cancelled: bool = False

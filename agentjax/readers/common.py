@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from agentjax.errors import complaint
-from agentjax.records import Recording, RequestRecord
+from agentjax.records import Recording, RequestRecord, with_cache_misses
 
 _HTTP = {status.phrase.lower(): status.value for status in HTTPStatus if status >= 400}
 _KINDS = {"timeout": ("timeout", "timed out"), "connection": ("connect", "disconnected", "reset by peer")}
@@ -51,7 +51,7 @@ def recording(requests: Iterable[RequestRecord], about: dict[str, Any], path: st
     if not ordered:
         raise complaint(str(path), "no requests", "at least one")
     zero = ordered[0].sent_s
-    shifted = tuple(
+    shifted = [
         replace(
             record,
             sent_s=record.sent_s - zero,
@@ -59,9 +59,9 @@ def recording(requests: Iterable[RequestRecord], about: dict[str, Any], path: st
             finished_s=None if record.finished_s is None else record.finished_s - zero,
         )
         for record in ordered
-    )
+    ]
     known = {key: value for key, value in about.items() if value is not None}
-    return Recording(shifted, known | {"file": str(path)})
+    return Recording(with_cache_misses(shifted), known | {"file": str(path)})
 
 
 def utc(epoch_s: float) -> str:

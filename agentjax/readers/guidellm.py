@@ -1,7 +1,7 @@
 """Reports of guidellm 0.8 (schema version 2), JSON: benchmarks with requests and their timings.
 
-A request has the instants of its first and last event with a token and the number of such events, but not the
-gaps between them, so that `gaps_s` stays empty and only the mean gap is known. Several benchmarks of a file
+A request has the instants of its first and last event with a token, but not the gaps between events, so that
+`gaps_s` stays empty and only the mean gap is known. Several benchmarks of a file
 (such as one a concurrency) are on one clock, the epoch.
 """
 
@@ -27,7 +27,6 @@ class _Timings(Part):
     resolve_start: _Instant = None
     first_token_iteration: _Instant = None
     last_token_iteration: _Instant = None
-    token_iterations: _Count = None
 
 
 class _Info(Part):
@@ -35,7 +34,6 @@ class _Info(Part):
     conversation_id: str | None = None
     agent_id: str | None = None
     turn_index: int = 0
-    status: str | None = None
     error: str | None = None
 
 

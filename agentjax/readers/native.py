@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from agentjax.errors import complaint, expecting, from_validation, shown
 from agentjax.readers.files import lines
-from agentjax.records import Asked, Place, Recording, RequestRecord
+from agentjax.records import Asked, Place, Recording, RequestRecord, with_cache_misses
 
 HEADER = "agentjax_bench"
 FORMAT = 1
@@ -97,7 +97,7 @@ def read_native(path: str | Path) -> Recording:
         requests.append(record)
     about = {"tool": "agentjax", "file": str(path)}
     about |= {key: value for key, value in header.items() if key != HEADER}
-    return Recording(tuple(sorted(requests, key=lambda record: record.sent_s)), about)
+    return Recording(with_cache_misses(sorted(requests, key=lambda record: record.sent_s)), about)
 
 
 def _record(line: dict[str, Any], where: str) -> RequestRecord:

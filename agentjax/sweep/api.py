@@ -19,7 +19,8 @@ from agentjax.policies.base import Member
 from agentjax.sweep.cube import build_cube, save_cube
 from agentjax.sweep.grid import check_values, labels_of, make_axes, reference, seeds
 from agentjax.sweep.run import LANES_PER_TILE, run_points
-from agentjax.sweep.tiles import Tiles, package_version
+from agentjax.sweep.tiles import Tiles
+from agentjax.version import package_version
 from agentjax.workloads import Program
 from agentjax.workloads.pack import Workload, pack
 

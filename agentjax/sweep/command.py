@@ -23,7 +23,8 @@ from agentjax.report import check_published, level_sentence, make_console, polic
 from agentjax.sweep.cube import build_cube, open_cube, save_cube
 from agentjax.sweep.grid import Axis, Grid, canonical, expand, flatten, reference, seeds
 from agentjax.sweep.run import Finished, run_points
-from agentjax.sweep.tiles import Tiles, package_version
+from agentjax.sweep.tiles import Tiles
+from agentjax.version import package_version
 from agentjax.workloads.pack import Workload
 
 if TYPE_CHECKING:

@@ -17,20 +17,10 @@ from typing import Any
 import numpy as np
 
 from agentjax.errors import complaint
+from agentjax.version import package_version
 
 Record = dict[str, Any]
 """Results of one configuration: numbers, texts and arrays over programs, by name."""
-
-
-@functools.cache
-def package_version() -> str:
-    """Version of agentjax."""
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version("agentjax")
-    except PackageNotFoundError:
-        return "unknown"
 
 
 @functools.cache

@@ -44,6 +44,9 @@ def run_validation(config: DictConfig, line: CommandLine) -> None:
     if not isinstance(resolved["start"], str):
         raise complaint("start", shown(resolved["start"]), "text")
     if played := _recordings(resolved["data"]):
+        for key in ("fit_overhead", "in_step"):
+            if resolved[key]:
+                raise complaint(key, "true", "false for a recording; it is of a folder of requests")
         _validate_programs(config, resolved, played, out, figure)
         return
     measured = read_measured(resolved["data"])

@@ -58,7 +58,7 @@ class Error:
     """A statistic on both sides, averaged over the repeats (s).
 
     Attributes:
-        error_pct: of the simulated one, in per cent of the measured one.
+        error_pct: of the simulated one, in per cent of the measured one; NaN where that is not known or 0.
         spread_pct: half the range of the measured one over the repeats, in per cent; None for one repeat.
     """
 
@@ -96,7 +96,7 @@ class ProgramValidation:
 
     def to_json(self) -> dict[str, Any]:
         """All but the calls, as plain values; times in s."""
-        hit_rates = [rate if math.isfinite(rate) else None for rate in self.hit_rates]
+        hit_rates = [_finite(rate) for rate in self.hit_rates]
         return {
             "endpoint": {key: self.about.get(key) for key in ("url", "model", "server", "started")},
             "repeats": len(self.measured),
@@ -104,7 +104,10 @@ class ProgramValidation:
             "calls": self.calls,
             "left_out": dict(self.left_out),
             "cluster": {name: getattr(self.cluster, name) for name in LIMITS},
-            "errors": {name: asdict(error) for name, error in self.errors.items()},
+            "errors": {
+                name: {key: _finite(value) for key, value in asdict(error).items()}
+                for name, error in self.errors.items()
+            },
             "program_error_pct": self.program_error_pct,
             "hit_rate": dict(zip(("measured", "simulated"), hit_rates, strict=True)),
             "jct_s": {
@@ -164,7 +167,7 @@ def _measured(found: Recorded, workload: Workload) -> Played:
     sent = np.asarray([record.sent_s for record in calls])
     first = np.asarray([record.first_token_s for record in calls], float)
     finished = np.asarray([record.finished_s for record in calls], float)
-    gaps = [_token_gaps(record.gaps_s, record.event_tokens) for record in calls]
+    gaps = [record.token_gaps_s for record in calls]
     cached = [math.nan if record.cached_tokens is None else record.cached_tokens for record in calls]
     return Played(
         jct_s=jct_s(sent[workload.first_call], finished[ends - 1]),
@@ -173,15 +176,6 @@ def _measured(found: Recorded, workload: Workload) -> Played:
         itl_s=np.concatenate(gaps) if gaps else np.zeros(0),
         cached_tokens=np.asarray(cached, float),
     )
-
-
-def _token_gaps(gaps_s: Sequence[float], event_tokens: Sequence[int] | None) -> np.ndarray:
-    """Time between tokens: an event of several tokens brings them at equal times after the one before it."""
-    gaps = np.asarray(gaps_s, float)
-    if event_tokens is None:
-        return gaps
-    tokens = np.asarray(event_tokens[1:])
-    return np.repeat(gaps / np.maximum(tokens, 1), tokens)
 
 
 def _simulated(workload: Workload, cluster: Cluster, policy: Policy) -> Played:
@@ -236,11 +230,16 @@ def _errors(measured: Sequence[Played], simulated: Sequence[Played]) -> dict[str
                 for side in (measured, simulated)
             )
             level = float(theirs.mean())
-            spread = 50 * float(np.ptp(theirs)) / level if len(theirs) > 1 else None
-            out[f"{metric}_{name}"] = Error(
-                level, float(ours.mean()), 100 * (float(ours.mean()) / level - 1), spread
-            )
+            pct = 100 / level if level else math.nan
+            spread = pct * float(np.ptp(theirs)) / 2 if len(theirs) > 1 else None
+            error = pct * (float(ours.mean()) - level)
+            out[f"{metric}_{name}"] = Error(level, float(ours.mean()), error, spread)
     return out
+
+
+def _finite(value: float | None) -> float | None:
+    """A number that JSON has; None for NaN."""
+    return value if value is not None and math.isfinite(value) else None
 
 
 def _statistic(values: np.ndarray, percentile: float | None) -> float:

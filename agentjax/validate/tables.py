@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 _METRICS = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "latency", "queue_delay": "queue delay"}
-_STATISTICS = {"mean": "mean", "p50": "median", "p90": "p90", "p99": "p99"}
 
 
 def error_table(validation: Validation) -> "Table":
@@ -26,14 +25,14 @@ def error_table(validation: Validation) -> "Table":
         table.add_column(header, justify="right" if header else "left")
     for metric, words in _METRICS.items():
         unit, scale = ("ms", 1e3) if metric == "tpot" else ("s", 1.0)
-        for statistic, name in _STATISTICS.items():
+        for statistic, name in STATISTIC_WORDS.items():
             error = validation.errors[f"{metric}_{statistic}"]
             cells = [f"{error.measured_s * scale:.3f}", f"{error.simulated_s * scale:.3f}"]
             cells.append("-" if error.error_pct is None else f"{error.error_pct:+.2f}")
             if peer:
                 stated = peer.get(f"{metric}_{statistic}")
                 cells.append("" if stated is None else f"{stated:+.1f}")
-            last = statistic == list(_STATISTICS)[-1]
+            last = statistic == list(STATISTIC_WORDS)[-1]
             table.add_row(f"{words} {name} ({unit})", *cells, end_section=last)
     return table
 
@@ -71,13 +70,17 @@ def programs_table(validation: ProgramValidation) -> "Table":
             error = validation.errors[f"{metric}_{statistic}"]
             table.add_row(
                 f"{words} {name} ({unit})",
-                f"{error.measured_s * scale:.3f}",
-                f"{error.simulated_s * scale:.3f}",
-                f"{error.error_pct:+.2f}",
-                "-" if error.spread_pct is None else f"{error.spread_pct:.2f}",
+                _digits(error.measured_s * scale, ".3f"),
+                _digits(error.simulated_s * scale, ".3f"),
+                _digits(error.error_pct, "+.2f"),
+                "-" if error.spread_pct is None else _digits(error.spread_pct, ".2f"),
                 end_section=statistic == list(STATISTIC_WORDS)[-1],
             )
     return table
+
+
+def _digits(value: float, form: str) -> str:
+    return "-" if math.isnan(value) else format(value, form)
 
 
 def programs_summary(validation: ProgramValidation) -> str:
