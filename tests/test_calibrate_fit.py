@@ -97,7 +97,7 @@ def test_a_server_with_a_kernel_for_few_tokens_gets_a_model_with_short_prompts_a
     )
     cells = [(n, 30, c, share) for n in (64, 512, 1536) for c in (1, 2, 4) for share in (0.0, 0.75, 0.97)]
     result, _ = fitted(truth, cells, server_times=True)
-    assert result.form.terms == "prompts below 64 tokens apart"
+    assert result.form.terms == "+ prompts below 64 apart"
     assert result.coefficients["short_prefill_tokens"] == 64
     assert result.coefficients["short_prefill_work_s"] == pytest.approx(4e-6, rel=0.1)
     assert result.coefficients["prefill_work_s"] == pytest.approx(5e-7, rel=0.2)

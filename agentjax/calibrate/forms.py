@@ -145,13 +145,16 @@ def forms(found: Observations, fit_wakeup: bool) -> list[Form]:
         return Form(terms, names, knots, short_tokens, tied)
 
     ends = (levels[0], levels[-1]) if len(levels) > 1 else levels
-    rungs.append(piecewise("decodes and prompts apart", ends))
+    bends = [("decodes and prompts apart", ends)]
     if len(levels) > 3:
-        rungs.append(piecewise(f"batches of {levels[0]:.0f} apart", (*levels[:2], levels[-1])))
+        bends.append((f"batches of {levels[0]:.0f} apart", (*levels[:2], levels[-1])))
     if len(levels) > 2:
-        rungs.append(piecewise("decodes bent at batch sizes", levels))
-    if short_tokens := short_prompts(found):
-        rungs.append(piecewise(f"prompts below {short_tokens:.0f} tokens apart", levels, short_tokens))
+        bends.append(("decodes bent at batch sizes", levels))
+    short_tokens = short_prompts(found)
+    for terms, knots in bends:
+        rungs.append(piecewise(terms, knots))
+        if short_tokens:
+            rungs.append(piecewise(f"+ prompts below {short_tokens:.0f} apart", knots, short_tokens))
     return rungs
 
 

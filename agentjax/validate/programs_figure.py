@@ -59,6 +59,8 @@ def _completion(axes: "Axes", validation: ProgramValidation) -> None:
 
 
 def _tokens(axes: "Axes", validation: ProgramValidation) -> None:
+    from matplotlib.ticker import LogLocator, NullFormatter
+
     for side, color, style, words in (
         (validation.measured, _BLUE, "-", "measured"),
         (validation.simulated, _ORANGE, "--", "simulated"),
@@ -68,6 +70,9 @@ def _tokens(axes: "Axes", validation: ProgramValidation) -> None:
             shares = np.arange(1, len(gaps) + 1) / len(gaps)
             axes.step(gaps, shares, where="post", color=color, linestyle=style, label=words)
     axes.set_xscale("log")
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.xaxis.set_major_formatter("{x:,g}")
+    axes.xaxis.set_minor_formatter(NullFormatter())
     axes.set_ylim(0, 1.01)
     axes.set_xlabel("time between tokens (ms)")
     axes.set_ylabel("share of all gaps")
