@@ -14,7 +14,16 @@ import yaml
 
 import agentjax as ajx
 from agentjax.errors import OutsideRange
-from agentjax.performance import Affine, BatchShape, build_performance, decode_batch, load, load_table, valid
+from agentjax.performance import (
+    Affine,
+    BatchShape,
+    Piecewise,
+    build_performance,
+    decode_batch,
+    load,
+    load_table,
+    valid,
+)
 from agentjax.performance.load import available, folder, read
 from agentjax.performance.valid import Reach, Watch, ranges_of
 from agentjax.simulate.__main__ import main
@@ -35,6 +44,7 @@ FROM_TABLES = (
     EXPERTS,
     "rtx-4090/llama-3.1-8b/tp1",
 )
+SERVER = "llama_cpp/mid"
 
 needs_data = pytest.mark.skipif(
     not DATA.is_dir(), reason="the published measurements (../shared/data) are not here"
@@ -53,13 +63,14 @@ def programs(*calls: tuple[int, int], copies: int = 1) -> list[Program]:
 
 
 def test_every_set_is_listed_and_has_a_configuration():
-    assert set(available()) == {LARGE, *FROM_TABLES}
+    assert set(available()) == {LARGE, *FROM_TABLES, SERVER}
     configured = set()
     for path in (ROOT / "conf" / "performance").glob("*.yaml"):
         config = yaml.safe_load(path.read_text())
         if config.get("coefficients", "???") != "???":
             configured.add(config["coefficients"])
-            assert isinstance(build_performance(config), Affine)
+            form = Piecewise if config["coefficients"] == SERVER else Affine
+            assert isinstance(build_performance(config), form)
     assert configured == set(available())
 
 

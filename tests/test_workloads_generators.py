@@ -298,7 +298,10 @@ FAULTS: list[tuple[dict[str, Any], str]] = [
         "swebench, context_tokens_per_call: found 0, expected null or a number greater than 0",
     ),
     ({"path": "???"}, "file, path: found nothing, expected the path of a workload file"),
-    ({"path": "w", "format": "csv"}, 'file, format: found "csv", expected auto, native, llmservingsim or recording'),
+    (
+        {"path": "w", "format": "csv"},
+        'file, format: found "csv", expected auto, native, llmservingsim or recording',
+    ),
     (
         {"generator": "production", "seed": 0, "max_context_tokens": 1000},
         "max_context_tokens: found 1000, expected at least 27002, for a first prompt of 27000 tokens",

@@ -61,6 +61,8 @@ def _completion(axes: "Axes", validation: ProgramValidation) -> None:
 def _tokens(axes: "Axes", validation: ProgramValidation) -> None:
     from matplotlib.ticker import LogLocator, NullFormatter
 
+    both = (*validation.measured, *validation.simulated)
+    all_gaps = np.concatenate([played.itl_s for played in both]) * 1e3
     for side, color, style, words in (
         (validation.measured, _BLUE, "-", "measured"),
         (validation.simulated, _ORANGE, "--", "simulated"),
@@ -69,8 +71,10 @@ def _tokens(axes: "Axes", validation: ProgramValidation) -> None:
         if len(gaps):
             shares = np.arange(1, len(gaps) + 1) / len(gaps)
             axes.step(gaps, shares, where="post", color=color, linestyle=style, label=words)
+    low, high = np.quantile(all_gaps, (0.005, 1.0)) if len(all_gaps) else (1.0, 10.0)
     axes.set_xscale("log")
-    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.set_xlim(0.9 * low, 1.1 * high)
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 30 * low else (1,)))
     axes.xaxis.set_major_formatter("{x:,g}")
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.set_ylim(0, 1.01)
