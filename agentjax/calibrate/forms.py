@@ -145,7 +145,7 @@ def forms(found: Observations, fit_wakeup: bool) -> list[Form]:
         return Form(terms, names, knots, short_tokens, tied)
 
     ends = (levels[0], levels[-1]) if len(levels) > 1 else levels
-    bends = [("decodes and prompts apart", ends)]
+    bends: list[tuple[str, tuple[float, ...]]] = [("decodes and prompts apart", ends)]
     if len(levels) > 3:
         bends.append((f"batches of {levels[0]:.0f} apart", (*levels[:2], levels[-1])))
     if len(levels) > 2:
