@@ -6,8 +6,22 @@ from dataclasses import dataclass, field
 import jax
 import numpy as np
 
+from agentjax.performance import Piecewise
 from agentjax.performance.base import AbstractPerformance, BatchShape
 from agentjax.records import Asked, Recording, RequestRecord
+
+MODEL = Piecewise(
+    knots=[1, 2, 4],
+    decode_s=[6e-3, 11e-3, 13e-3],
+    decode_context_s=[2e-6, 4e-6, 8e-6],
+    prefill_s=5e-3,
+    prefill_tok_s=1e-3,
+    prefill_work_s=7e-7,
+    prefill_context_s=2e-7,
+    shared_s=4e-3,
+    wakeup_s=3e-3,
+)
+"""A server on which a batch of 1 is a case of its own."""
 
 Cell = tuple[int, int, int, float]
 """Prompt tokens, output tokens, concurrency and cached share."""

@@ -20,21 +20,9 @@ from agentjax.performance.valid import ranges_of
 from agentjax.records import Recording
 from agentjax.simulate.__main__ import main as simulate
 from agentjax.sweep.grid import expand
-from tests.recordings import record
+from tests.recordings import MODEL, record
 
 jax.config.update("jax_enable_x64", True)
-
-MODEL = Piecewise(
-    knots=[1, 2, 4],
-    decode_s=[6e-3, 11e-3, 13e-3],
-    decode_context_s=[2e-6, 4e-6, 8e-6],
-    prefill_s=5e-3,
-    prefill_tok_s=1e-3,
-    prefill_work_s=7e-7,
-    prefill_context_s=2e-7,
-    shared_s=4e-3,
-    wakeup_s=3e-3,
-)
 
 
 def write(path: Path, recording: Recording, **about) -> Path:

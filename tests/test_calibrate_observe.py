@@ -8,25 +8,13 @@ import pytest
 
 from agentjax.calibrate.observations import DECODE, MIXED, PREFILL
 from agentjax.calibrate.observe import observe
-from agentjax.performance import Piecewise
 from agentjax.readers import read_recording
 from agentjax.records import Asked, Place, Recording, RequestRecord
-from tests.recordings import record
+from tests.recordings import MODEL, record
 
 jax.config.update("jax_enable_x64", True)
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data" / "bench_outputs"
-MODEL = Piecewise(
-    knots=[1, 2, 4],
-    decode_s=[6e-3, 11e-3, 13e-3],
-    decode_context_s=[2e-6, 4e-6, 8e-6],
-    prefill_s=5e-3,
-    prefill_tok_s=1e-3,
-    prefill_work_s=7e-7,
-    prefill_context_s=2e-7,
-    shared_s=4e-3,
-    wakeup_s=3e-3,
-)
 
 
 def request(name, sent, first, gaps, prompt=10, **more) -> RequestRecord:

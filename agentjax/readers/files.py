@@ -63,8 +63,8 @@ def lines(path: str | Path, *, may_break_off: bool = False) -> Iterator[tuple[st
                     raise
 
 
-def parse(text: bytes, where: str) -> dict[str, Any]:
-    """The JSON object in a text.
+def parse(text: bytes, where: str, expected: str = WHOLE) -> dict[str, Any]:
+    """The JSON object in a text, of which a complaint says that `expected` is expected.
 
     Raises:
         InputError: anything else, named with its place.
@@ -72,17 +72,17 @@ def parse(text: bytes, where: str) -> dict[str, Any]:
     try:
         made = json.loads(text.decode("utf-8-sig"), object_pairs_hook=_object)
     except UnicodeDecodeError:
-        raise _Broken(str(complaint(where, "bytes that are not UTF-8", WHOLE))) from None
+        raise _Broken(str(complaint(where, "bytes that are not UTF-8", expected))) from None
     except json.JSONDecodeError as error:
         place = where if error.lineno == 1 else f"{where}, line {error.lineno}"
         raise _Broken(
-            str(complaint(place, f"broken JSON at column {error.colno} ({error.msg})", WHOLE))
+            str(complaint(place, f"broken JSON at column {error.colno} ({error.msg})", expected))
         ) from None
     except _Repeated as error:
         found = f"the field {shown(str(error))} twice in one object"
         raise complaint(where, found, "each field once") from None
     except (ValueError, RecursionError) as error:
-        raise complaint(where, f"JSON that cannot be read ({type(error).__name__})", WHOLE) from None
+        raise complaint(where, f"JSON that cannot be read ({type(error).__name__})", expected) from None
     if not isinstance(made, dict):
         raise complaint(where, shown(made), "an object")
     return made

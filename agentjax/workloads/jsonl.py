@@ -18,6 +18,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from agentjax.errors import complaint, expecting, from_validation, shown
+from agentjax.readers.files import parse
 from agentjax.workloads.program import Call, Prefix, Program
 
 MOST_TOKENS = 2**31 - 1
@@ -100,7 +101,7 @@ def records(path: str | Path) -> Iterator[tuple[str, dict[str, Any]]]:
         if line.strip():
             blank = False
             where = f"{path}, line {number}"
-            yield where, _parse(line, where)
+            yield where, parse(line, where, "one whole JSON object on the line")
     if blank:
         raise complaint(str(path), "no programs", "one JSON object a line")
 
@@ -145,37 +146,6 @@ def _lines(path: str | Path) -> Iterator[bytes]:
         raise complaint(
             str(path), f"a file that cannot be read ({error.strerror or error})", "a workload file"
         ) from None
-
-
-def _parse(line: bytes, where: str) -> dict[str, Any]:
-    expected = "one whole JSON object on the line"
-    try:
-        record = json.loads(line.decode("utf-8-sig"), object_pairs_hook=_object)
-    except UnicodeDecodeError:
-        raise complaint(where, "bytes that are not UTF-8", expected) from None
-    except json.JSONDecodeError as error:
-        raise complaint(where, f"broken JSON at column {error.colno} ({error.msg})", expected) from None
-    except _Repeated as error:
-        raise complaint(
-            where, f"the field {shown(str(error))} twice in one object", "each field once"
-        ) from None
-    except (ValueError, RecursionError) as error:
-        raise complaint(where, f"JSON that cannot be read ({type(error).__name__})", expected) from None
-    if not isinstance(record, dict):
-        raise complaint(where, shown(record), "an object")
-    return record
-
-
-class _Repeated(ValueError):
-    """A field that an object has twice."""
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    made = dict(pairs)
-    if len(made) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise _Repeated(next(name for name in names if names.count(name) > 1))
-    return made
 
 
 def _program(record: dict[str, Any], where: str) -> Program:
