@@ -277,7 +277,7 @@ def test_a_run_that_was_cut_off_goes_on(tail: str, tmp_path: Path):
         resumed = run_requests(server.url, "mock", resume=True, **keys)
         sent = len(server.requests) - before
         after = out.read_text().splitlines()
-        again = run_requests(server.url, "mock", resume=True, **keys)
+        again = run_requests(server.url, "mock", resume=True, **keys, timeout_s=50.0, max_attempts=7)
     assert len(server.requests) == before + sent
     wanted = {record.request for record in measured(whole)}
     assert {record.request for record in measured(resumed)} == wanted

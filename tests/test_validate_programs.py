@@ -168,6 +168,7 @@ def test_command(tmp_path, recording, capsys):
     result = json.loads(out.read_text("utf-8"))
     assert result["repeats"] == 2
     assert result["errors"]["jct_mean"]["spread_pct"] == 0
+    assert set(result["jct_s"]["measured"][0]) == {program.name for program in PROGRAMS}
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,10 @@ from agentjax.records import Recording, RequestRecord, to_json, with_cache_misse
 _BEGINNING = b'{"agentjax_bench": 1,'
 
 
+OF_FAULTS = ("timeout_s", "stall_timeout_s", "max_attempts", "backoff_s", "longest_wait_s", "api_key_env")
+"""Settings that a resumed run may change: it may be why it is resumed."""
+
+
 class RecordLog:
     """Records of a run, in memory and, with a path, in a file.
 
@@ -67,7 +71,7 @@ class RecordLog:
         return max((record.finished_s or record.sent_s for record in self.records), default=0.0)
 
     def check(self, about: Mapping[str, Any]) -> None:
-        """Refuses to resume a run with other settings.
+        """Refuses to resume a run with other settings than how faults are handled.
 
         Raises:
             InputError: names the first key that differs.
@@ -75,7 +79,7 @@ class RecordLog:
         mine = {"mode": about["mode"], **about["config"]}
         earlier = {"mode": self.about.get("mode"), **self.about.get("config", {})}
         for key in [*mine, *earlier]:
-            if mine.get(key) != earlier.get(key):
+            if key not in OF_FAULTS and mine.get(key) != earlier.get(key):
                 found, expected = (json.dumps(side.get(key)) for side in (mine, earlier))
                 raise complaint(key, found, f"{expected} as in {self._path}, which is to be resumed")
 

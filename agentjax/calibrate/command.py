@@ -73,11 +73,14 @@ def data_paths(value: Any) -> list[Path]:
     """The files that `data` names.
 
     Raises:
-        InputError: neither a path nor a list of paths.
+        InputError: neither a path nor a list of paths that differ.
     """
     values = value if isinstance(value, list) else [value]
     if not values or not all(isinstance(one, str) and one for one in values):
         raise complaint("data", shown(value), "a file of recorded requests, or a list of such files")
+    twice = next((one for one in values if values.count(one) > 1), None)
+    if twice is not None:
+        raise complaint("data", f"{shown(twice)} twice", "files that differ")
     return [Path(one) for one in values]
 
 

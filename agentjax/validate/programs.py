@@ -36,12 +36,14 @@ class Played:
     """What happened to the programs of one run, measured or simulated; in the order of the packed workload.
 
     Attributes:
+        programs: their names.
         jct_s: from the release of a program's first call to the last token of its last.
         ttft_s, e2e_s: of every call.
         itl_s: every time between two tokens of a call, of all calls, in no order.
         cached_tokens: of every call; NaN where the endpoint did not tell.
     """
 
+    programs: tuple[str, ...]
     jct_s: Float[np.ndarray, " programs"]
     ttft_s: Float[np.ndarray, " calls"]
     e2e_s: Float[np.ndarray, " calls"]
@@ -111,8 +113,11 @@ class ProgramValidation:
             "program_error_pct": self.program_error_pct,
             "hit_rate": dict(zip(("measured", "simulated"), hit_rates, strict=True)),
             "jct_s": {
-                "measured": [played.jct_s.tolist() for played in self.measured],
-                "simulated": [played.jct_s.tolist() for played in self.simulated],
+                side: [
+                    dict(zip(played.programs, played.jct_s.tolist(), strict=True))
+                    for played in getattr(self, side)
+                ]
+                for side in ("measured", "simulated")
             },
         }
 
@@ -170,6 +175,7 @@ def _measured(found: Recorded, workload: Workload) -> Played:
     gaps = [record.token_gaps_s for record in calls]
     cached = [math.nan if record.cached_tokens is None else record.cached_tokens for record in calls]
     return Played(
+        programs=workload.names,
         jct_s=jct_s(sent[workload.first_call], finished[ends - 1]),
         ttft_s=first - sent,
         e2e_s=finished - sent,
@@ -213,6 +219,7 @@ def _simulated(workload: Workload, cluster: Cluster, policy: Policy) -> Played:
         low, high = np.searchsorted(ends[replica], (first, last))
         gaps.append(np.diff(ends[replica][low : high + 1]) / SECOND)
     return Played(
+        programs=workload.names,
         jct_s=jct_s(workload.arrival / SECOND, outcome.program_finished_ns[0, :programs] / SECOND),
         ttft_s=ttft_s(times),
         e2e_s=e2e_s(times),
