@@ -142,6 +142,14 @@ def test_recordings_of_other_programs_are_refused(recording):
         validate_programs([recording, fewer], CLUSTER)
 
 
+def test_requests_of_a_grid_are_refused(recording):
+    grid = Recording(tuple(replace(each, place=None) for each in recording.requests), {"file": "bench.jsonl"})
+    with pytest.raises(
+        InputError, match=r"bench.jsonl: found requests of no program, expected programs, as of"
+    ):
+        validate_programs([grid], CLUSTER)
+
+
 def test_command(tmp_path, recording, capsys):
     file = write(tmp_path / "played.jsonl", recording)
     limits = [
@@ -174,9 +182,10 @@ def test_command(tmp_path, recording, capsys):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["data={file}"], "cluster: found no limits, expected cluster=NAME"),
-        (["data=[{file},none.jsonl]", "cluster=llama_cpp"], "no such file"),
-        (["data=[]", "cluster=llama_cpp"], "data: found an empty list"),
+        (["data={file}", "performance.c0_s=1"], "cluster: found no limits, expected cluster=NAME"),
+        (["data={file}", "cluster=llama_cpp"], "performance: found nothing, expected the endpoint's"),
+        (["data=[{file},none.jsonl]", "cluster=llama_cpp", "performance=affine"], "no such file"),
+        (["data=[]", "cluster=llama_cpp", "performance=affine"], "data: found an empty list"),
         (
             ["data={file}", "cluster=llama_cpp", "fit_overhead=true"],
             "fit_overhead: found true, expected false",

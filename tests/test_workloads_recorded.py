@@ -132,3 +132,25 @@ def test_faults() -> None:
         recorded_programs(recording(request("a", 0.0, error="timeout")))
     with pytest.raises(InputError, match='request "x", place: found that of request "p-0", expected another'):
         recorded_programs(recording(turn("p", 0, 0.0, 100), replace(turn("p", 0, 1.0, 100), request="x")))
+
+
+def test_programs_that_were_cut_off_are_left_out():
+    thread = [{"new_tokens": 10, "output_tokens": 5}, {"new_tokens": 10, "output_tokens": 5}]
+    planned = [{"name": name, "stages": [[thread]]} for name in ("whole", "cut", "never")]
+    calls = [("whole", 0, 0.0), ("whole", 1, 1.0), ("cut", 0, 0.5)]
+    requests = tuple(
+        RequestRecord(
+            request=f"{name}/{turn}",
+            sent_s=sent_s,
+            first_token_s=sent_s + 0.1,
+            finished_s=sent_s + 0.3,
+            prompt_tokens=10 + 15 * turn,
+            output_tokens=5,
+            cached_tokens=0,
+            place=Place(name, 0, 0, turn),
+        )
+        for name, turn, sent_s in calls
+    )
+    found = recorded_programs(Recording(requests, {"programs": planned}))
+    assert [program.name for program in found.programs] == ["whole"]
+    assert found.reasons == {"that were cut off before their end": 2}

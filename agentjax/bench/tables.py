@@ -1,5 +1,6 @@
 """What a run measured, as tables on the terminal."""
 
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -22,7 +23,7 @@ def cell_table(recording: Recording) -> Table:
     measures = ["TTFT\nms", "ITL\nms", "p90\nms", "tokens\n/s", "cached\n%", "errors"]
     table = _table("requests by cell; medians", [*labels, *measures])
     cells: dict[tuple[Any, ...], list[RequestRecord]] = {}
-    for record in recording.requests:
+    for record in _last_tries(recording):
         if record.asked is not None and not record.warmup:
             a = record.asked
             key = (a.prompt_tokens, a.output_tokens, a.concurrency, a.cached_share)
@@ -56,7 +57,7 @@ def program_table(recording: Recording) -> Table:
 def faults(recording: Recording) -> list[str]:
     """What went wrong, by kind, with one example; and what the times may suffer from."""
     kinds: dict[str, list[RequestRecord]] = {}
-    for record in recording.requests:
+    for record in _last_tries(recording):
         if record.error is not None:
             kinds.setdefault(record.error, []).append(record)
     lines = [
@@ -79,6 +80,13 @@ def faults(recording: Recording) -> list[str]:
             "or the network or this client was late; means are surer than single gaps"
         )
     return lines
+
+
+def _last_tries(recording: Recording) -> list[RequestRecord]:
+    """Without those that a resumed run has sent again, as `~2`, `~3`, ..."""
+    last = {re.sub(r"~\d+$", "", record.request): record for record in recording.requests}
+    kept = {id(record) for record in last.values()}
+    return [record for record in recording.requests if id(record) in kept]
 
 
 def _table(title: str, headers: Sequence[str]) -> Table:

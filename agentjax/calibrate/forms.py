@@ -22,6 +22,9 @@ WAKEUP = "wakeup_s"
 SHORT = "short_prefill_work_s"
 OF_CONTEXT = {"c_kv_s", "c_prefill_s", "decode_context_s", "prefill_work_s", "prefill_context_s", SHORT}
 LITTLE = 0.02
+NOTICED = 0.1
+"""A context before a prompt tells something of its cost from this share of the prompt on: the few tokens of a
+chat template, which all prompts share, do not."""
 
 
 @dataclass(frozen=True)
@@ -132,7 +135,7 @@ def forms(found: Observations, fit_wakeup: bool) -> list[Form]:
     # with every prompt in one chunk nothing tells the latency from the time of any chunk
     tied = fit_wakeup and not np.any((found.chunks > 1) | ((found.kind == PREFILL) & (found.wakeups == 0)))
     prompt = list(PROMPT)
-    if not np.any(found.history_tokens > 0):
+    if np.sum(found.history_tokens > NOTICED * found.tokens) < LEAST_AT_KNOT:
         prompt.remove("prefill_context_s")
     both = ("shared_s",) if np.any(found.kind == MIXED) else ()
 

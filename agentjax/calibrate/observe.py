@@ -247,6 +247,9 @@ def _steps(
     count = float(request.tokens[last] - request.tokens[first])
     seconds = float(request.times[last] - request.times[first])
     decoding = timeline.decoding[period]
+    if count and seconds / count < BUNCH * float(np.median(np.diff(request.times))):
+        report.left_out["decode steps whose tokens came in a bunch"] += int(count)
+        return []
     if seconds <= 0 or any(not timeline.requests[index].known for index in decoding):
         report.left_out["decode steps without a duration, or beside requests of unknown length"] += int(count)
         return []

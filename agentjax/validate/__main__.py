@@ -1,6 +1,7 @@
 """`python -m agentjax.validate data=FOLDER|FILE.jsonl KEY=VALUE`: simulated against measured, by metric."""
 
 import json
+import re
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -47,6 +48,8 @@ def run_validation(config: DictConfig, line: CommandLine) -> None:
         for key in ("fit_overhead", "in_step"):
             if resolved[key]:
                 raise complaint(key, "true", "false for a recording; it is of a folder of requests")
+        if not any(re.match(r"[+~]*performance\b", override) for override in line.overrides):
+            raise complaint("performance", "nothing", "the endpoint's, such as performance=my_server.json")
         _validate_programs(config, resolved, played, out, figure)
         return
     measured = read_measured(resolved["data"])

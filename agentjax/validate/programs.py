@@ -136,6 +136,12 @@ def validate_programs(
         InputError: a recording without a complete program, recordings of different programs, or a simulation
             that does not end.
     """
+    for recording in recordings:
+        if all(record.place is None for record in recording.requests):
+            file = recording.about.get("file", "data")
+            raise complaint(
+                str(file), "requests of no program", "programs, as of agentjax.bench mode=programs"
+            )
     recorded = [recorded_programs(recording) for recording in recordings]
     workloads = [pack(found.programs) for found in recorded]
     for found, workload in zip(recorded[1:], workloads[1:], strict=True):

@@ -24,6 +24,7 @@ dropped the context, and the simulation decides by itself what is found."""
 
 FAILED = "with a call that failed or whose length is not known"
 FAN_OUT = "with calls side by side"
+CUT_OFF = "that were cut off before their end"
 OVERLAP = "with a call sent before the end of the one before"
 NO_LENDER = "with a cached prompt that no earlier request computed"
 
@@ -112,18 +113,32 @@ def _chains(recording: Recording, warmups: bool, reasons: Counter[str]) -> Itera
             name = record.request if record.place is None else record.place.program
             programs.setdefault((record.place is not None, name), []).append(record)
     names = Counter(name for _, name in programs)
+    planned = _planned_calls(recording)
+    missing = planned.keys() - {name for placed, name in programs if placed}
+    if missing:
+        reasons[CUT_OFF] += len(missing)
     for (placed, name), records in programs.items():
         if placed and any(record.place and (record.place.stage or record.place.thread) for record in records):
             reasons[FAN_OUT] += 1
             continue
         ordered = _by_turn(name, records) if placed else records
-        if not all(record.is_complete and record.output_tokens for record in ordered):
+        if placed and all(record.error is None for record in ordered) and len(ordered) < planned.get(name, 0):
+            reasons[CUT_OFF] += 1
+        elif not all(record.is_complete and record.output_tokens for record in ordered):
             reasons[FAILED] += 1
         elif any(gap_s < 0 for gap_s in _gaps_s(ordered)):
             reasons[OVERLAP] += 1
         else:
             unique = name if names[name] == 1 or placed else f"request {name}"
             yield _Chain(unique, tuple(ordered))
+
+
+def _planned_calls(recording: Recording) -> dict[str, int]:
+    """Calls of each program that was to be played, where the recording says so."""
+    return {
+        program["name"]: sum(len(thread) for stage in program["stages"] for thread in stage)
+        for program in recording.about.get("programs", ())
+    }
 
 
 def _by_turn(name: str, records: Sequence[RequestRecord]) -> list[RequestRecord]:

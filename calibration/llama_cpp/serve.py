@@ -9,6 +9,7 @@ Prints one line, `ready URL`, and serves until SIGTERM or SIGINT. The defaults a
 
 import argparse
 import signal
+import sys
 import threading
 
 
@@ -49,7 +50,10 @@ def main() -> None:
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    server = xllamacpp.Server(parameters)  # pyright: ignore[reportAttributeAccessIssue]
+    try:
+        server = xllamacpp.Server(parameters)  # pyright: ignore[reportAttributeAccessIssue]
+    except RuntimeError:
+        sys.exit(f"error: no server; is {arguments.model} a GGUF model, and port {arguments.port} free?")
     print("ready", server.listening_address, flush=True)
     stop.wait()
     del server
