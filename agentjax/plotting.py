@@ -19,8 +19,10 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_BLUE, _ORANGE, _GREY = "#0072B2", "#D55E00", "#999999"
-"""From the palette of Okabe and Ito, for all common forms of colour vision; the markers differ too."""
+PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
+"""Of Okabe and Ito, for all common forms of colour vision; markers and dashes differ too."""
+BLUE, ORANGE, GREEN = PALETTE[:3]
+GREY = "#999999"
 _MOST_ROWS = 40
 
 
@@ -66,10 +68,10 @@ def jct_figure(jct_s: np.ndarray, heading: str) -> "Figure":
     axes = figure.subplots()
     if len(done):
         shares = np.arange(len(done) + 1) / len(done)
-        axes.step(np.concatenate([[0.0], done]), shares, where="post", color=_BLUE)
+        axes.step(np.concatenate([[0.0], done]), shares, where="post", color=BLUE)
         marks = {"mean": done.mean(), "median": np.percentile(done, 50), "p99": np.percentile(done, 99)}
         for (words, value), style in zip(marks.items(), ("-", "--", ":"), strict=True):
-            axes.axvline(value, color=_ORANGE, linestyle=style, linewidth=1, label=f"{words} {value:,.4g} s")
+            axes.axvline(value, color=ORANGE, linestyle=style, linewidth=1, label=f"{words} {value:,.4g} s")
         axes.legend(frameon=False, fontsize=8)
     else:
         axes.annotate("no program completed", (0.5, 0.5), xycoords="axes fraction", ha="center")
@@ -136,7 +138,7 @@ def _changes(axes: "Axes", found: Sequence[Row], published: str) -> None:
             )
         if row.published is not None:
             axes.plot(
-                row.published, position, "D", color=_ORANGE, markerfacecolor="none", markersize=7, zorder=4
+                row.published, position, "D", color=ORANGE, markerfacecolor="none", markersize=7, zorder=4
             )
         if first:
             _legend_entries(axes, found, published)
@@ -148,14 +150,14 @@ def _legend_entries(axes: "Axes", found: Sequence[Row], published: str) -> None:
         [],
         [],
         "o",
-        color=_BLUE,
+        color=BLUE,
         markersize=7,
         label="mean over seeds, 95 % interval" if seeds > 1 else "simulated",
     )
     if seeds > 1:
-        axes.plot([], [], "o", color=_GREY, markersize=3.5, alpha=0.7, label="one seed")
+        axes.plot([], [], "o", color=GREY, markersize=3.5, alpha=0.7, label="one seed")
     if any(row.published is not None for row in found):
-        axes.plot([], [], "D", color=_ORANGE, markerfacecolor="none", markersize=7, label=published)
+        axes.plot([], [], "D", color=ORANGE, markerfacecolor="none", markersize=7, label=published)
 
 
 def _levels(axes: "Axes", cube: "xr.Dataset", found: Sequence[Row]) -> None:
@@ -167,13 +169,13 @@ def _levels(axes: "Axes", cube: "xr.Dataset", found: Sequence[Row]) -> None:
         if level is None:
             continue
         if row.is_baseline:
-            axes.plot(level, position, "D", color=_ORANGE, markerfacecolor="none", markersize=7, zorder=4)
+            axes.plot(level, position, "D", color=ORANGE, markerfacecolor="none", markersize=7, zorder=4)
         elif row.published is not None:
             axes.plot(
                 level * (1 + row.published / 100),
                 position,
                 "D",
-                color=_ORANGE,
+                color=ORANGE,
                 markerfacecolor="none",
                 markersize=7,
                 zorder=4,
@@ -186,7 +188,7 @@ def _points_with_interval(
 ) -> None:
     if len(values) > 1:
         spread = 0.22 * (np.arange(len(values)) / (len(values) - 1) - 0.5)
-        axes.plot(values, position + spread, "o", color=_GREY, markersize=3.5, alpha=0.7, linestyle="none")
+        axes.plot(values, position + spread, "o", color=GREY, markersize=3.5, alpha=0.7, linestyle="none")
     if not math.isnan(low):
-        axes.plot([low, high], [position, position], "-", color=_BLUE, linewidth=2.2, solid_capstyle="butt")
-    axes.plot(mean, position, "o", color=_BLUE, markersize=7, zorder=3)
+        axes.plot([low, high], [position, position], "-", color=BLUE, linewidth=2.2, solid_capstyle="butt")
+    axes.plot(mean, position, "o", color=BLUE, markersize=7, zorder=3)

@@ -135,6 +135,14 @@ def _plain(value: Any) -> Any:
     return asdict(value) if isinstance(value, Asked | Place) else value
 
 
+def planned_calls(recording: Recording) -> dict[str, int]:
+    """Calls of each program that was to be played, of the header's `programs`; empty where there are none."""
+    return {
+        program["name"]: sum(len(thread) for stage in program["stages"] for thread in stage)
+        for program in recording.about.get("programs", ())
+    }
+
+
 def job_completion_times(recording: Recording) -> dict[str, float]:
     """Job completion time (s) of the programs that ended: from arrival to the last token of the last call.
 
@@ -146,10 +154,7 @@ def job_completion_times(recording: Recording) -> dict[str, float]:
     for record in recording.requests:
         if record.place is not None:
             calls.setdefault(record.place.program, []).append(record)
-    planned = {
-        program["name"]: sum(len(thread) for stage in program["stages"] for thread in stage)
-        for program in recording.about.get("programs", ())
-    }
+    planned = planned_calls(recording)
     arrivals_s = recording.about.get("arrivals_s", {})
     times_s: dict[str, float] = {}
     for name, records in calls.items():

@@ -7,16 +7,8 @@ import pytest
 from agentjax.errors import InputError
 from agentjax.performance import read_config, read_device
 from agentjax.performance.catalogue import available, folder
+from tests.toy_model import TOY
 
-TOY = {
-    "model_type": "llama",
-    "hidden_size": 4,
-    "intermediate_size": 8,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "vocab_size": 10,
-}
 LATENT = {
     **{key: TOY[key] for key in ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")},
     "model_type": "deepseek_v3",

@@ -20,6 +20,7 @@ from agentjax.performance import (
     load,
 )
 from agentjax.performance.load import available, read
+from tests.batches import iteration
 
 jax.config.update("jax_enable_x64", True)
 
@@ -28,19 +29,6 @@ DATA = ROOT.parent / "shared" / "data"
 NAME = "rtx-pro-6000/llama-3.1-70b/tp2"
 RECORDED = Affine(c0_s=0.04, c_tok_s=1e-4, c_seq_s=1e-4, c_kv_s=5e-8)
 """The cost model of the recorded scheduler runs."""
-
-
-def iteration(chunk: int = 0, history: int = 0, decodes: int = 0, context: int = 0) -> BatchShape:
-    """A chunk over a history beside decodes that have `context` tokens after the iteration."""
-    return BatchShape(
-        sequences=np.float64((chunk > 0) + decodes),
-        decode_sequences=np.float64(decodes),
-        decode_context_tokens=np.float64(decodes * context),
-        decode_context_max_tokens=np.float64((decodes > 0) * context),
-        prefill_tokens=np.float64(chunk),
-        prefill_context_tokens=np.float64((chunk > 0) * history),
-        prefill_work_tokens2=np.float64(chunk * (history + chunk / 2)),
-    )
 
 
 @pytest.mark.parametrize("chunk", [0, 1, 511, 8191])

@@ -12,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentjax.errors import InputError
-from agentjax.performance import Affine, BatchShape, Piecewise, build_performance, decode_batch, load
+from agentjax.performance import Affine, Piecewise, build_performance, decode_batch, load
 from agentjax.performance.valid import ranges_of
 from tests import engine_cases
+from tests.batches import iteration
 from tests.engine_cases import common, first_difference, recorded
 from tests.reference.simulator import Simulation, simulate
 from tests.strategies import MS, random_case
@@ -35,19 +36,6 @@ MODEL = Piecewise(
     overhead_s=1e-3,
     wakeup_s=2e-3,
 )
-
-
-def iteration(chunk: int = 0, history: int = 0, decodes: int = 0, context: int = 0) -> BatchShape:
-    """A chunk over a history beside decodes that have `context` tokens after the iteration."""
-    return BatchShape(
-        sequences=np.float64((chunk > 0) + decodes),
-        decode_sequences=np.float64(decodes),
-        decode_context_tokens=np.float64(decodes * context),
-        decode_context_max_tokens=np.float64((decodes > 0) * context),
-        prefill_tokens=np.float64(chunk),
-        prefill_context_tokens=np.float64((chunk > 0) * history),
-        prefill_work_tokens2=np.float64(chunk * (history + chunk / 2)),
-    )
 
 
 @pytest.mark.parametrize(

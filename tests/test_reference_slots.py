@@ -10,6 +10,7 @@ from tests import strategies
 from tests.reference.simulator import simulate
 from tests.reference.slots import Slots, SlotSimulation, common_prefix
 from tests.test_reference import field, program
+from tests.test_reference import run as run_small
 
 # 10 ns an iteration unless a case says otherwise, so that a call of output o that is alone takes 10·o ns;
 # with an output of 1 token it leaves exactly its prompt in its slot.
@@ -17,23 +18,15 @@ from tests.test_reference import field, program
 
 def run(programs, slots, cost=None, log=None, **changes):
     """Simulate a small case with all invariants checked."""
-    config = {
+    limits = {
         "slots": True,
         "kv_blocks": 1000 * slots,
         "block_size": 1,
         "max_num_seqs": slots,
         "max_num_batched_tokens": 10_000,
         "max_model_len": 10_000,
-        "replicas": 1,
-        "prefix_tokens": [],
-        "cost": {"c0": 10, "c_tok": 0, "c_seq": 0, "c_kv": 0, "c_prefill": 0, "wakeup": 0} | (cost or {}),
-        "retention": ("lru", {}),
-        "scheduling": "fcfs",
-        "routing": ("round_robin", {}),
-        "admission": ("always", {}),
-        "check": True,
     }
-    return simulate(programs, config | changes, log)
+    return run_small(programs, cost, log, **limits | changes)
 
 
 def one_at_a_time(order, new, prefix=None):

@@ -22,6 +22,7 @@ from agentjax.performance import (
     read_device,
 )
 from agentjax.performance.roofline import activation_bytes
+from tests.toy_model import TOY
 
 jax.config.update("jax_enable_x64", True)
 
@@ -42,15 +43,6 @@ UNIT = Device(
     idle_w=1.0,
     price_usd_per_gpu_hour=1.0,
 )
-TOY = {
-    "model_type": "llama",
-    "hidden_size": 4,
-    "intermediate_size": 8,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "vocab_size": 10,
-}
 IDEAL = dict.fromkeys(
     ("compute_efficiency", "attention_efficiency", "memory_efficiency", "link_efficiency"), 1.0
 )

@@ -9,13 +9,12 @@ import numpy as np
 from agentjax.calibrate.fit import Fit, residual_table
 from agentjax.calibrate.observations import DECODE, MIXED, PREFILL, Observations, scale
 from agentjax.performance.base import BatchShape, decode_batch
+from agentjax.plotting import PALETTE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
-"""From the palette of Okabe and Ito, for all common forms of colour vision; the markers differ too."""
 _MARKERS = "os^Dvp"
 
 
@@ -56,7 +55,7 @@ def _prompts(axes: "Axes", found: Observations, fitted: Fit) -> None:
     alone = found.take((found.kind == PREFILL) & (found.prompts == 1))
     latency = float(fitted.model.wakeup_s) * alone.wakeups
     before = np.asarray([scale(tokens) if tokens >= 1 else 0 for tokens in alone.before_tokens()])
-    for (group, marker), colour in zip(_groups(before), _COLOURS, strict=False):
+    for (group, marker), colour in zip(_groups(before), PALETTE, strict=False):
         here = before == group
         label = "nothing cached" if group == 0 else f"about {group:,} tokens cached"
         axes.plot(
@@ -104,7 +103,7 @@ def _steps(axes: "Axes", found: Observations, fitted: Fit) -> None:
     contexts = np.asarray([scale(context) for context in steps.context_tokens])
     batches = np.linspace(1.0, float(steps.decodes.max()) * 1.04, 200)
     groups = _groups(contexts)
-    for place, ((group, marker), colour) in enumerate(zip(groups, _COLOURS, strict=False)):
+    for place, ((group, marker), colour) in enumerate(zip(groups, PALETTE, strict=False)):
         here = contexts == group
         mean = float(np.average(steps.context_tokens[here], weights=steps.weight[here]))
         step = np.asarray(
@@ -134,7 +133,7 @@ def _errors(axes: "Axes", found: Observations, error_pct: np.ndarray, lines: Seq
     table = list(residual_table(error_pct, lines))
     where = np.asarray(lines, object)
     rng = np.random.default_rng(0)
-    colours = {DECODE: _COLOURS[0], PREFILL: _COLOURS[1], MIXED: _COLOURS[2]}
+    colours = {DECODE: PALETTE[0], PREFILL: PALETTE[1], MIXED: PALETTE[2]}
     for row, line in enumerate(table):
         here = where == line
         colour = colours[int(found.kind[here][0])]
@@ -160,7 +159,7 @@ def _errors(axes: "Axes", found: Observations, error_pct: np.ndarray, lines: Seq
 def _groups(values: np.ndarray) -> list[tuple[int, str]]:
     """The groups with most observations, in order, each with its marker."""
     groups, counts = np.unique(values, return_counts=True)
-    kept = np.sort(groups[np.argsort(-counts, kind="stable")[: len(_COLOURS)]])
+    kept = np.sort(groups[np.argsort(-counts, kind="stable")[: len(PALETTE)]])
     return list(zip(kept.tolist(), _MARKERS, strict=False))
 
 

@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig
 
@@ -28,6 +28,10 @@ from agentjax.validate.programs import validate_programs
 from agentjax.validate.programs_figure import programs_figure
 from agentjax.validate.run import fit_overhead, measured_cluster, validate, with_overhead
 from agentjax.validate.tables import error_table, programs_summary, programs_table, summary
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from rich.console import Console
 
 
 def run_validation(config: DictConfig, line: CommandLine) -> None:
@@ -72,14 +76,8 @@ def run_validation(config: DictConfig, line: CommandLine) -> None:
     validation = validate(measured, cluster, policy, **options)
     console.print(error_table(validation))
     console.print(summary(validation), highlight=False)
-    if out:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        content = {**validation.to_json(), "fitted": resolved["fit_overhead"]}
-        Path(out).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-        console.print(f"result {out}", highlight=False, soft_wrap=True)
-    if figure:
-        save_figure(validation_figure(validation), figure)
-        console.print(f"figure {figure}", highlight=False, soft_wrap=True)
+    content = {**validation.to_json(), "fitted": resolved["fit_overhead"]}
+    _write(console, content, out, validation_figure(validation) if figure else None, figure)
     console.print(f"{time.perf_counter() - begin:.1f} s in all")
 
 
@@ -107,14 +105,21 @@ def _validate_programs(
     console = make_console()
     console.print(programs_table(validation))
     console.print(programs_summary(validation), highlight=False)
+    _write(console, validation.to_json(), out, programs_figure(validation) if figure else None, figure)
+    console.print(f"{time.perf_counter() - begin:.1f} s in all")
+
+
+def _write(
+    console: "Console", content: dict[str, Any], out: Path | None, drawn: "Figure | None", figure: Path | None
+) -> None:
+    """Writes the result and the figure where they are asked for, and says where they are."""
     if out:
         out.parent.mkdir(parents=True, exist_ok=True)
-        Path(out).write_text(json.dumps(validation.to_json(), indent=1) + "\n", encoding="utf-8")
+        out.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
         console.print(f"result {out}", highlight=False, soft_wrap=True)
-    if figure:
-        save_figure(programs_figure(validation), figure)
+    if drawn and figure:
+        save_figure(drawn, figure)
         console.print(f"figure {figure}", highlight=False, soft_wrap=True)
-    console.print(f"{time.perf_counter() - begin:.1f} s in all")
 
 
 def _limits(resolved: Mapping[str, Any], measured: Measured) -> dict[str, Any]:

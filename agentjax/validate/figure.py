@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from agentjax.plotting import BLUE, GREEN, ORANGE
 from agentjax.validate.compare import METRICS, STATISTICS
 from agentjax.validate.run import Validation
 
@@ -11,8 +12,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_BLUE, _ORANGE, _GREEN, _GREY = "#0072B2", "#D55E00", "#009E73", "#777777"
-"""From the palette of Okabe and Ito, for all common forms of colour vision; markers and dashes differ too."""
+_GREY = "#777777"
 _SCATTERS = {"ttft": ("TTFT", 1.0, "s"), "tpot": ("TPOT", 1e3, "ms"), "e2e": ("end-to-end latency", 1.0, "s")}
 _WORDS = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "latency", "queue_delay": "queue delay"}
 _SHOWN = {"mean": "mean", "p50": "median", "p90": "p90", "p99": "p99"}
@@ -55,7 +55,7 @@ def _scatter(axes: "Axes", validation: Validation, metric: str) -> None:
     margin = 1.15 if logarithmic else 0.04 * (high - low)
     ends = (low / margin, high * margin) if logarithmic else (max(0.0, low - margin), high + margin)
     axes.plot(ends, ends, color="black", linewidth=0.9, label="equal")
-    axes.plot(theirs, ours, "o", color=_BLUE, markersize=3.5, alpha=0.6, markeredgewidth=0, label="request")
+    axes.plot(theirs, ours, "o", color=BLUE, markersize=3.5, alpha=0.6, markeredgewidth=0, label="request")
     if logarithmic:
         axes.set_xscale("log")
         axes.set_yscale("log")
@@ -83,9 +83,9 @@ def _throughput(axes: "Axes", validation: Validation) -> None:
             label="logged by the engine",
         )
     axes.plot(
-        theirs.time_s, theirs.generation_tokens_per_s, "-", color=_ORANGE, linewidth=1.8, label="measured"
+        theirs.time_s, theirs.generation_tokens_per_s, "-", color=ORANGE, linewidth=1.8, label="measured"
     )
-    axes.plot(ours.time_s, ours.generation_tokens_per_s, "--", color=_BLUE, linewidth=1.5, label="simulated")
+    axes.plot(ours.time_s, ours.generation_tokens_per_s, "--", color=BLUE, linewidth=1.5, label="simulated")
     axes.set_xlabel("time (s)")
     axes.set_ylabel("generation throughput (tokens/s)")
     axes.set_ylim(bottom=0)
@@ -98,8 +98,8 @@ def _throughput(axes: "Axes", validation: Validation) -> None:
 def _load(axes: "Axes", validation: Validation) -> None:
     theirs, ours = validation.measured_timeline, validation.simulated_timeline
     for name, measured_colour, simulated_colour in (
-        ("running", _ORANGE, _BLUE),
-        ("waiting", _GREEN, "black"),
+        ("running", ORANGE, BLUE),
+        ("waiting", GREEN, "black"),
     ):
         axes.plot(
             theirs.time_s,
@@ -138,14 +138,14 @@ def _errors(axes: "Axes", validation: Validation) -> None:
     ]
     axes.axvline(0, color="black", linewidth=0.8)
     values = [validation.errors[row].error_pct or 0.0 for row in rows]
-    axes.barh(range(len(rows)), values, height=0.55, color=_BLUE, label="this simulator")
+    axes.barh(range(len(rows)), values, height=0.55, color=BLUE, label="this simulator")
     known = [(place, peer[row]) for place, row in enumerate(rows) if row in peer]
     if known:
         axes.plot(
             [value for _, value in known],
             [place for place, _ in known],
             "D",
-            color=_ORANGE,
+            color=ORANGE,
             markerfacecolor="none",
             markersize=5,
             linestyle="none",

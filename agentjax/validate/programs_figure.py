@@ -4,14 +4,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from agentjax.plotting import BLUE, GREY, ORANGE
 from agentjax.validate.programs import METRICS, STATISTICS, ProgramValidation
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_BLUE, _ORANGE, _GREY = "#0072B2", "#D55E00", "#999999"
-"""From the palette of Okabe and Ito, for all common forms of colour vision; the markers differ too."""
 WORDS = {"jct": "JCT", "ttft": "TTFT", "itl": "ITL", "e2e": "latency"}
 STATISTIC_WORDS = {"mean": "mean", "p50": "median", "p90": "p90", "p99": "p99"}
 
@@ -46,9 +45,9 @@ def _completion(axes: "Axes", validation: ProgramValidation) -> None:
     ours = np.stack([played.jct_s for played in validation.simulated])
     high = 1.05 * float(max(theirs.max(), ours.max()))
     axes.plot([0, high], [0, high], color="black", linewidth=0.9, label="equal")
-    axes.plot(theirs.ravel(), ours.ravel(), "o", color=_BLUE, markersize=4, alpha=0.6, markeredgewidth=0)
+    axes.plot(theirs.ravel(), ours.ravel(), "o", color=BLUE, markersize=4, alpha=0.6, markeredgewidth=0)
     axes.plot(
-        theirs.mean(), ours.mean(), "D", color=_ORANGE, markersize=8, markerfacecolor="none", label="mean"
+        theirs.mean(), ours.mean(), "D", color=ORANGE, markersize=8, markerfacecolor="none", label="mean"
     )
     axes.set_xlim(0, high)
     axes.set_ylim(0, high)
@@ -64,8 +63,8 @@ def _tokens(axes: "Axes", validation: ProgramValidation) -> None:
     both = (*validation.measured, *validation.simulated)
     all_gaps = np.concatenate([played.itl_s for played in both]) * 1e3
     for side, color, style, words in (
-        (validation.measured, _BLUE, "-", "measured"),
-        (validation.simulated, _ORANGE, "--", "simulated"),
+        (validation.measured, BLUE, "-", "measured"),
+        (validation.simulated, ORANGE, "--", "simulated"),
     ):
         gaps = np.sort(np.concatenate([played.itl_s for played in side])) * 1e3
         if len(gaps):
@@ -95,12 +94,12 @@ def _errors(axes: "Axes", validation: ProgramValidation) -> None:
             [2 * (spread or 0) for spread in spreads],
             left=[-(spread or 0) for spread in spreads],
             height=0.7,
-            color=_GREY,
+            color=GREY,
             alpha=0.35,
             label="range of the repeats",
         )
     axes.plot(
-        [error.error_pct for error in found], places, "o", color=_ORANGE, label="error of the simulation"
+        [error.error_pct for error in found], places, "o", color=ORANGE, label="error of the simulation"
     )
     axes.set_yticks(places, [f"{WORDS[metric]} {STATISTIC_WORDS[statistic]}" for metric, statistic in names])
     axes.invert_yaxis()

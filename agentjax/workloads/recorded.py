@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from agentjax.errors import complaint, shown
-from agentjax.records import Recording, RequestRecord
+from agentjax.records import Recording, RequestRecord, planned_calls
 from agentjax.workloads.program import Call, Prefix, Program
 
 LEAST_SHARED_TOKENS = 16
@@ -113,7 +113,7 @@ def _chains(recording: Recording, warmups: bool, reasons: Counter[str]) -> Itera
             name = record.request if record.place is None else record.place.program
             programs.setdefault((record.place is not None, name), []).append(record)
     names = Counter(name for _, name in programs)
-    planned = _planned_calls(recording)
+    planned = planned_calls(recording)
     missing = planned.keys() - {name for placed, name in programs if placed}
     if missing:
         reasons[CUT_OFF] += len(missing)
@@ -131,14 +131,6 @@ def _chains(recording: Recording, warmups: bool, reasons: Counter[str]) -> Itera
         else:
             unique = name if names[name] == 1 or placed else f"request {name}"
             yield _Chain(unique, tuple(ordered))
-
-
-def _planned_calls(recording: Recording) -> dict[str, int]:
-    """Calls of each program that was to be played, where the recording says so."""
-    return {
-        program["name"]: sum(len(thread) for stage in program["stages"] for thread in stage)
-        for program in recording.about.get("programs", ())
-    }
 
 
 def _by_turn(name: str, records: Sequence[RequestRecord]) -> list[RequestRecord]:
