@@ -22,8 +22,8 @@ from agentjax.performance import Affine, read_device
 from agentjax.plotting import change_figure, jct_figure, save_figure
 from agentjax.policies import Policy
 from agentjax.report import check_published, level_sentence, load_text, policy_table, rows
+from agentjax.store import save_dataset, tree_digest
 from agentjax.sweep import open_cube, sweep
-from agentjax.sweep.cube import save_cube, tree_digest
 from agentjax.workloads import Call, Program, swebench
 from tests.stub_engine import stub_run_lanes
 
@@ -147,9 +147,9 @@ def test_energy_and_cost_where_the_hardware_is_known(cube: Any, tmp_path: Path):
 
 def test_saving_replaces_a_store_as_a_whole(cube: Any, tmp_path: Path):
     path = tmp_path / "cube.zarr"
-    assert save_cube(cube, path)
-    assert not save_cube(cube, path)  # the same bytes: left alone
-    assert save_cube(cube.isel(seed=[0]), path)
+    assert save_dataset(cube, path)
+    assert not save_dataset(cube, path)  # the same bytes: left alone
+    assert save_dataset(cube.isel(seed=[0]), path)
     assert open_cube(path).sizes["seed"] == 1
     assert [entry.name for entry in tmp_path.iterdir()] == ["cube.zarr"]
 

@@ -24,6 +24,12 @@ ALLOWED = {
     | {"agentjax.calibrate", "agentjax.cluster", "agentjax.config", "agentjax.engine.run", "agentjax.errors"}
     | {"agentjax.metrics", "agentjax.performance", "agentjax.plotting", "agentjax.policies"}
     | {"agentjax.readers", "agentjax.records", "agentjax.version", "agentjax.workloads", "optax", "pydantic"},
+    "simulate": ARRAYS
+    | {"agentjax.cluster", "agentjax.config", "agentjax.energy", "agentjax.engine.run"}
+    | {"agentjax.performance", "agentjax.policies", "agentjax.results", "agentjax.workloads"},
+    "results.py": {"agentjax.cluster", "agentjax.energy", "agentjax.metrics", "agentjax.workloads.pack"}
+    | {"numpy"},
+    "store.py": set(),
     "cluster.py": {"agentjax.errors", "agentjax.performance"},
     "metrics.py": {"jaxtyping", "numpy"},
     "statistics.py": {"jaxtyping", "numpy"},

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from agentjax.policies import Policy, retention
-from agentjax.sweep.cube import tree_digest
+from agentjax.store import tree_digest
 from agentjax.sweep.run import _policy_content, lane_count
 from agentjax.sweep.tiles import Tiles, cut, fingerprint
 

@@ -11,7 +11,7 @@ from agentjax.energy import ENERGY
 from agentjax.engine.run import STATUS, LaneSpec, Outcome, run_lanes
 from agentjax.performance.valid import Watch
 from agentjax.policies import Policy
-from agentjax.sweep.run import cluster_energy, lane_record
+from agentjax.results import cluster_energy, lane_record
 from agentjax.workloads.pack import SECOND, Workload, pack
 from agentjax.workloads.program import Program
 

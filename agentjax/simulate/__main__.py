@@ -20,9 +20,9 @@ from agentjax.performance.valid import Watch
 from agentjax.plotting import check_ending, jct_figure, save_figure
 from agentjax.policies import FAMILIES
 from agentjax.report import make_console, run_table
+from agentjax.results import lane_record
 from agentjax.simulate import run_dataset
-from agentjax.sweep.cube import save_cube
-from agentjax.sweep.run import lane_record
+from agentjax.store import save_dataset
 
 
 def run_one(config: DictConfig, line: CommandLine) -> None:
@@ -51,7 +51,7 @@ def run_one(config: DictConfig, line: CommandLine) -> None:
     console.print(_summary(record), highlight=False)
     watch.warn()
     if out:
-        save_cube(run_dataset(outcome, workload, lane), out)
+        save_dataset(run_dataset(outcome, workload, lane), out)
         console.print(f"result {out}", highlight=False, soft_wrap=True)
     if figure:
         save_figure(jct_figure(record["jct"], heading), figure)

@@ -1,4 +1,7 @@
 """Grids of configurations as labelled cubes."""
 
+from agentjax.store import open_dataset
 from agentjax.sweep.api import sweep as sweep
-from agentjax.sweep.cube import open_cube as open_cube
+
+open_cube = open_dataset
+"""Reads a cube into memory."""

@@ -16,7 +16,8 @@ from agentjax.engine.run import LaneSpec
 from agentjax.errors import among, complaint
 from agentjax.policies import FAMILIES, Policy
 from agentjax.policies.base import Member
-from agentjax.sweep.cube import build_cube, save_cube
+from agentjax.store import save_dataset
+from agentjax.sweep.cube import build_cube
 from agentjax.sweep.grid import check_values, labels_of, make_axes, reference, seeds
 from agentjax.sweep.run import LANES_PER_TILE, run_points
 from agentjax.sweep.tiles import Tiles
@@ -85,7 +86,7 @@ def sweep(
     attrs = {"version": package_version(), "seeds": seeds(axes), "baseline": json.dumps(labels)}
     cube = build_cube(axes, finished.records, attrs)
     if folder:
-        save_cube(cube, folder / "cube.zarr")
+        save_dataset(cube, folder / "cube.zarr")
     return cube
 
 

@@ -20,7 +20,8 @@ from agentjax.errors import complaint, shown
 from agentjax.plotting import change_figure, check_ending, save_figure
 from agentjax.policies import FAMILIES
 from agentjax.report import check_published, level_sentence, make_console, policy_table
-from agentjax.sweep.cube import build_cube, open_cube, save_cube
+from agentjax.store import open_dataset, save_dataset
+from agentjax.sweep.cube import build_cube
 from agentjax.sweep.grid import Axis, Grid, canonical, expand, flatten, reference, seeds
 from agentjax.sweep.run import Finished, run_points
 from agentjax.sweep.tiles import Tiles
@@ -256,11 +257,11 @@ def _cube(
     cube = build_cube(axes, finished.records, attrs)
     if (path / "zarr.json").is_file():
         try:
-            if open_cube(path).identical(cube):
+            if open_dataset(path).identical(cube):
                 return cube, False
         except (OSError, ValueError, KeyError):  # not a store that can be read: replaced
             pass
-    return cube, save_cube(cube, path)
+    return cube, save_dataset(cube, path)
 
 
 def _report(cube: "xr.Dataset", console: Console) -> None:

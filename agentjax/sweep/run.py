@@ -11,13 +11,12 @@ import numpy as np
 
 from agentjax.cluster import LIMITS, Cluster
 from agentjax.config.build import chosen
-from agentjax.energy import run_energy
 from agentjax.engine import run as engine
-from agentjax.metrics import CallTimes, run_metrics
 from agentjax.performance.valid import Watch
 from agentjax.policies import Policy
-from agentjax.sweep.tiles import Record, Tiles, cut, fingerprint
-from agentjax.workloads.pack import SECOND, Workload
+from agentjax.results import Record, cluster_energy, lane_record
+from agentjax.sweep.tiles import Tiles, cut, fingerprint
+from agentjax.workloads.pack import Workload
 
 LANES_PER_TILE = 64
 Progress = Callable[[float, int], None]
@@ -103,52 +102,6 @@ def run_points(
 def lane_count(lanes: int) -> int:
     """Lanes of a tile with at least the given number, padded so that few different numbers are compiled."""
     return next((count for count in (1, 2, 4) if lanes <= count), -(-lanes // 8) * 8)
-
-
-def lane_record(outcome: Any, row: int, workload: Workload, cluster: Cluster) -> Record:
-    """The metrics of one lane of an outcome."""
-    calls, programs = len(workload.output_tokens), len(workload.arrival)
-
-    def seconds(name: str, count: int) -> np.ndarray:
-        nanoseconds = getattr(outcome, name)[row][:count]
-        return np.where(nanoseconds >= 0, nanoseconds / SECOND, np.nan)
-
-    times = CallTimes(
-        released_s=seconds("call_released_ns", calls),
-        scheduled_s=seconds("call_scheduled_ns", calls),
-        first_token_s=seconds("call_first_token_ns", calls),
-        finished_s=seconds("call_finished_ns", calls),
-        output_tokens=workload.output_tokens,
-    )
-    replicas = cluster.replicas
-    totals = {
-        name: int(getattr(outcome, name)[row]) for name in ("prompt_tokens", "hit_tokens", "preemptions")
-    }
-    record = run_metrics(
-        times,
-        workload.arrival / SECOND,
-        seconds("program_finished_ns", programs),
-        float(outcome.busy_ns[row][:replicas].sum() / SECOND),
-        replicas,
-        totals,
-    )
-    record["status"] = int(outcome.status[row])
-    return record
-
-
-def cluster_energy(record: Record, cluster: Cluster) -> Record:
-    """Energy and cost of a run from its metrics, by name; nothing where the hardware is unknown."""
-    if cluster.hardware is None:
-        return {}
-    return run_energy(
-        cluster.hardware,
-        busy_s=record["busy"],
-        makespan_s=record["makespan"],
-        replicas=cluster.replicas,
-        gpus_per_replica=cluster.gpus,
-        programs=record["completed"],
-        output_tokens=record["output_tokens"],
-    )
 
 
 def _parts(

@@ -17,10 +17,8 @@ from typing import Any
 import numpy as np
 
 from agentjax.errors import complaint
+from agentjax.results import Record
 from agentjax.version import package_version
-
-Record = dict[str, Any]
-"""Results of one configuration: numbers, texts and arrays over programs, by name."""
 
 
 @functools.cache
