@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from agentjax.errors import InputError
 from agentjax.workloads import Call, Prefix, Program, read_programs, write_programs
-from agentjax.workloads.program import context_tokens
+from agentjax.workloads.pack import pack
+from agentjax.workloads.program import FINISHES, context_tokens
 
 CALL = '{"new_tokens": 10, "output_tokens": 5, "tool": "bash", "tool_s": 0.5}'
 LAST = '{"new_tokens": 3, "output_tokens": 2, "tool": null, "tool_s": 0}'
@@ -46,6 +47,21 @@ def test_short_form_and_blank_lines(tmp_path: Path) -> None:
     assert short.arrival_s is None and short.prefix is None
 
 
+def test_how_calls_finish(tmp_path: Path) -> None:
+    length = CALL.replace("}", ', "finish": "max_tokens"}')
+    programs = read(tmp_path, program("a", calls=f"{CALL}, {length}", more='"arrival_s": 0, '))
+    assert [call.finish for call in programs[0].calls] == ["eos", "max_tokens"]
+    assert pack(programs).eos.tolist() == [True, False]
+    write_programs(tmp_path / "again.jsonl", programs)
+    first, second = json.loads((tmp_path / "again.jsonl").read_text())["calls"]
+    assert "finish" not in first and second["finish"] == "max_tokens"
+    with pytest.raises(InputError) as error:
+        pack([Program("p", 0.0, (((Call(1, 1, None, None, 0.0, finish="stop"),),),))])
+    assert str(error.value) == (
+        "program 'p', calls[0].finish: found \"stop\", expected one of eos, max_tokens"
+    )
+
+
 def test_reads_gzip_whatever_its_name(tmp_path: Path) -> None:
     path = tmp_path / "w.jsonl.gz"
     write_programs(path, [Program("a", None, (((Call(1, 1, None, None, 0.0),),),))])
@@ -66,7 +82,9 @@ def threads(draw: st.DrawFn, prefix: Prefix | None) -> tuple[Call, ...]:
         if calls:
             kept = draw(st.none() | st.integers(0, context_tokens(tuple(calls), prefix)[-1][1]))
         tokens = st.integers(1, 2000)
-        calls.append(Call(draw(tokens), draw(tokens), kept, draw(st.none() | names), draw(seconds)))
+        tool = draw(st.none() | names)
+        finish = draw(st.sampled_from(FINISHES))
+        calls.append(Call(draw(tokens), draw(tokens), kept, tool, draw(seconds), finish))
     return tuple(calls)
 
 
@@ -126,6 +144,10 @@ FAULTS = [
         ", line 1, calls[0].kept_tokens: found 0, expected null, since a first call has no context to keep",
     ),
     # fields
+    (
+        bad_call(finish="length"),
+        ', line 1, calls[1].finish: found "length", expected eos or max_tokens',
+    ),
     (bad_call(tool=3), ", line 1, calls[1].tool: found 3, expected a string or null"),
     (
         bad_call(ouput_tokens=3),
@@ -134,7 +156,7 @@ FAULTS = [
     (
         bad_call(zzz=3),
         ", line 1, calls[1].zzz: found an unknown field, "
-        "expected one of kept_tokens, new_tokens, output_tokens, tool, tool_s",
+        "expected one of finish, kept_tokens, new_tokens, output_tokens, tool, tool_s",
     ),
     (program(more='"arival_s": 1, '), ", line 1, arival_s: found an unknown field, expected arrival_s"),
     (

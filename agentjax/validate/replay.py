@@ -60,7 +60,8 @@ def replay(measured: Measured, start: str = "queued", block_size: int = 16, pref
     for row in order:
         prefix = prefix_of.get(int(row))
         new = int(measured.input_tokens[row]) - (prefix.tokens if prefix else 0)
-        call = Call(new, int(measured.output_tokens[row]), None, None, 0.0)
+        # The runs were made with fixed output lengths (`ignore_eos`, min_tokens = max_tokens).
+        call = Call(new, int(measured.output_tokens[row]), None, None, 0.0, finish="max_tokens")
         programs.append(
             Program(f"request-{measured.index[row]}", float(released[row]), (((call,),),), prefix)
         )

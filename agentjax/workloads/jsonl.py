@@ -5,7 +5,8 @@
                {"new_tokens": 512, "output_tokens": 77, "kept_tokens": 1975, "tool": null, "tool_s": 0}]}
 
 `calls` is short for one stage with one thread; in general `stages[i][j].calls[k]`. `arrival_s`, `prefix`,
-`kept_tokens` and `tool` may be absent or null; all else is required, and unknown fields are refused.
+`kept_tokens` and `tool` may be absent or null; a call may have `"finish": "max_tokens"` (absent: "eos"); all
+else is required, and unknown fields are refused.
 """
 
 import gzip
@@ -13,7 +14,7 @@ import json
 import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -48,6 +49,7 @@ class _Call(_Object):
     kept_tokens: _Kept = None
     tool: Annotated[str | None, expecting("a string or null")] = None
     tool_s: _Seconds
+    finish: Annotated[Literal["eos", "max_tokens"], expecting("eos or max_tokens")] = "eos"
 
 
 class _Thread(_Object):
@@ -181,7 +183,9 @@ def _thread(calls: list[_Call], prefix: Prefix | None, where: str) -> tuple[Call
             raise complaint(place, str(call.kept_tokens), f"at most {context}, the context so far")
         kept = context if call.kept_tokens is None else call.kept_tokens
         context = kept + call.new_tokens + call.output_tokens
-    return tuple(Call(c.new_tokens, c.output_tokens, c.kept_tokens, c.tool, c.tool_s) for c in calls)
+    return tuple(
+        Call(c.new_tokens, c.output_tokens, c.kept_tokens, c.tool, c.tool_s, c.finish) for c in calls
+    )
 
 
 def _record(program: Program) -> dict[str, Any]:
@@ -198,4 +202,5 @@ def _record(program: Program) -> dict[str, Any]:
 def _call(call: Call) -> dict[str, Any]:
     kept = {} if call.kept_tokens is None else {"kept_tokens": call.kept_tokens}
     tokens = {"new_tokens": call.new_tokens, "output_tokens": call.output_tokens}
-    return tokens | kept | {"tool": call.tool, "tool_s": call.tool_s}
+    finish = {} if call.finish == "eos" else {"finish": call.finish}
+    return tokens | kept | {"tool": call.tool, "tool_s": call.tool_s} | finish

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 
-from agentjax.errors import complaint
-from agentjax.workloads.program import Program
+from agentjax.errors import among, complaint, shown
+from agentjax.workloads.program import FINISHES, Program
 
 SECOND = 1_000_000_000
 """Nanoseconds."""
@@ -30,6 +30,12 @@ class Workload:
     output_tokens: Int[np.ndarray, " calls"]
     kept_tokens: Int[np.ndarray, " calls"]  # of the context before the call; -1: all of it
     gap: Int[np.ndarray, " calls"]  # tool gap after the call
+    eos: Bool[np.ndarray, " calls"] = None  # pyright: ignore[reportAssignmentType]
+    """Whether the server learns of the call's end from its last token only; default: of all calls."""
+
+    def __post_init__(self) -> None:
+        if self.eos is None:
+            object.__setattr__(self, "eos", np.ones(len(self.gap), bool))
 
     @cached_property
     def prompt_tokens(self) -> Int[np.ndarray, " calls"]:
@@ -88,6 +94,12 @@ def pack(programs: Sequence[Program]) -> Workload:
                     str(call.kept_tokens),
                     f"at least the {below} tokens of its prefix",
                 )
+            if call.finish not in FINISHES:
+                raise complaint(
+                    f"program {program.name!r}, calls[{k}].finish",
+                    shown(call.finish),
+                    among(call.finish, FINISHES),
+                )
             kept = -1 if call.kept_tokens is None else call.kept_tokens
             columns.append((call.new_tokens, call.output_tokens, kept, round(call.tool_s * SECOND)))
     table = np.asarray(columns, np.int64).T
@@ -103,6 +115,7 @@ def pack(programs: Sequence[Program]) -> Workload:
         output_tokens=table[1].astype(np.int32),
         kept_tokens=table[2].astype(np.int32),
         gap=table[3],
+        eos=np.asarray([call.finish == "eos" for program in ordered for call in program.calls], bool),
     )
 
 

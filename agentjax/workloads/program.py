@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass
 
+FINISHES = ("eos", "max_tokens")
+"""How a call ends: with a token that the model chooses, or at a length that the server knows in advance."""
+
 
 @dataclass(frozen=True)
 class Call:
@@ -19,6 +22,9 @@ class Call:
     """Name of the tool that runs after the call; None: no tool, or not known."""
     tool_s: float
     """Time from the completion of this call to the release of the next one."""
+    finish: str = "eos"
+    """One of `FINISHES`. A server that schedules ahead may do work in vain after an end that it did not know
+    of."""
 
 
 @dataclass(frozen=True)
