@@ -7,10 +7,13 @@ of the measured grid only. `docs/performance.md` has the output.
 
 import argparse
 import statistics
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
+from agentjax.errors import InputError
 from agentjax.performance import (
     AbstractPerformance,
     BatchShape,
@@ -158,15 +161,21 @@ def spread(rows: list[list[float]]) -> str:
     return f"{signed(statistics.median(errors))} ({signed(min(errors))} to {signed(max(errors))})"
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Prints the tables and returns the exit code: 2, after one sentence, where a profile cannot be read."""
     import jax
 
     jax.config.update("jax_enable_x64", True)
     parser = argparse.ArgumentParser(description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--data", type=Path, default=DATA, help="folder of the profiles")
-    print(report(parser.parse_args().data))
+    try:
+        print(report(parser.parse_args(arguments).data))
+    except InputError as error:
+        print("error:", error, file=sys.stderr)
+        return 2
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
