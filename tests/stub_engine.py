@@ -30,7 +30,7 @@ def _padded(values: list[Any]) -> np.ndarray:
 
 
 def _lane(workload: Any, lane: Any) -> dict[str, Any]:
-    chosen = [np.asarray(choice.index).item() for choice in _choices(lane.policy)]
+    chosen = [choice.member.name for choice in _choices(lane.policy)]
     text = f"{workload.arrival.tolist()}|{chosen}|{lane.cluster.kv_blocks}"
     draw = np.random.default_rng(int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little"))
     program = np.repeat(np.arange(len(workload.calls)), workload.calls)

@@ -1,6 +1,7 @@
 """The policies: protocol of every registered member, values, a user's own, and what choosing refuses."""
 
 import inspect
+from typing import Any
 from unittest.mock import patch
 
 import jax
@@ -10,8 +11,19 @@ import pytest
 
 from agentjax import Cluster, InputError, Policy, simulate
 from agentjax.performance import Affine
-from agentjax.policies import FAMILIES, Observation, Retain, admission, retention, routing, scheduling
-from agentjax.policies.base import CallView, Choice, ProgramView, ReplicaView, decide
+from agentjax.policies import (
+    FAMILIES,
+    Observation,
+    Retain,
+    admission,
+    retention,
+    routing,
+    sample_observation,
+    scheduling,
+)
+from agentjax.policies.base import decide
+from agentjax.policies.policy import PolicySpace, indexed, used
+from agentjax.policies.trial import try_out
 from agentjax.workloads import Call, Program
 
 MEMBERS = [(family, name) for family in FAMILIES for name in FAMILIES[family].members]
@@ -24,42 +36,9 @@ def x64():
         yield
 
 
-def observation(**changes) -> Observation:
-    """A call of a program with home 1, on a cluster of three replicas, two of them in use."""
-    values = {
-        "now_s": 3.0,
-        "releases": 7,
-        "here": 1,
-        "block_size": 16,
-        "arrival_s": 1.5,
-        "turn": 2,
-        "attained_service_s": 0.25,
-        "context_tokens": 80,
-        "replica": 1,
-        "is_protected": False,
-        "released_s": 2.5,
-        "prompt_tokens": 100,
-        "cached_tokens": [0, 48, 0],
-        "was_preempted": False,
-        "in_use": [True, True, False],
-        "running": [3, 2, 0],
-        "queued": [0, 2, 0],
-        "free_blocks": [9, 3, 0],
-        "kv_utilization": [0.1, 0.8, 0.0],
-    }
-    assert changes.keys() <= values.keys()
-    arrays = {name: jnp.asarray(value) for name, value in (values | changes).items()}
-
-    def view(kind, **views):
-        own = [field for field in kind.__dataclass_fields__ if field not in views]
-        return kind(**{name: arrays[name] for name in own}, **views)
-
-    return view(Observation, program=view(ProgramView), call=view(CallView), replicas=view(ReplicaView))
-
-
 def answer(family, name, parameters=None, **changes):
     """The answer of one policy, as Python numbers."""
-    found = FAMILIES[family].find(name).function(observation(**changes), **(parameters or {}))
+    found = FAMILIES[family].find(name).function(sample_observation(**changes), **(parameters or {}))
     return jax.tree.map(lambda leaf: leaf.item(), found)
 
 
@@ -79,8 +58,10 @@ def test_protocol(family, name):
         return member.function(obs, **parameters)
 
     parameters = {key: jnp.asarray(value) for key, value in member.parameters}
-    batch = jax.tree.map(lambda *leaves: jnp.stack(leaves), *[observation(turn=turn) for turn in range(4)])
-    one = jax.jit(decision)(observation(), parameters)
+    batch = jax.tree.map(
+        lambda *leaves: jnp.stack(leaves), *[sample_observation(turn=turn) for turn in range(4)]
+    )
+    one = jax.jit(decision)(sample_observation(), parameters)
     four = jax.jit(jax.vmap(decision, in_axes=(0, None)))(batch, parameters)
     assert isinstance(one, Retain) == (family == "retention")
     kinds = (jnp.bool_, jnp.floating) if family == "retention" else (KINDS[family],)
@@ -94,11 +75,16 @@ def test_protocol(family, name):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_traced_choice_is_the_chosen_member(family):
-    members = tuple(FAMILIES[family].members.values())
+    choices: list[dict[str, Any]] = [{family: name} for name in FAMILIES[family].members]
+    policies = [Policy(**choice) for choice in choices]
+    space = used(policies)
+    members = getattr(space, family)
+    assert {member.name for member in members} == FAMILIES[family].members.keys()
     traced = jax.jit(lambda choice, obs: decide(members, choice, obs))
-    for member in members:
-        got = traced(FAMILIES[family].choose(member.name), observation())
-        want = member.function(observation(), **dict(member.parameters))
+    for policy in policies:
+        member = getattr(policy, family).member
+        got = traced(getattr(indexed(policy, space), family), sample_observation())
+        want = member.function(sample_observation(), **dict(member.parameters))
         assert jax.tree.all(jax.tree.map(jnp.array_equal, got, want))
 
 
@@ -178,14 +164,44 @@ def test_admission(name, parameters, changes, admitted):
 # Choosing
 
 
-def test_a_choice_holds_index_and_parameters():
-    policy = Policy(retention="pressure_ttl", parameters={"retention": {"high": 1, "tau_s": 4.0}})
-    assert isinstance(policy.retention, Choice)
-    assert list(FAMILIES["retention"].members)[policy.retention.index] == "pressure_ttl"
-    assert policy.retention.parameters.tolist() == [4.0, 0.7, 1.0]
-    default = Policy()
-    chosen = [list(FAMILIES[family].members)[getattr(default, family).index] for family in FAMILIES]
-    assert chosen == ["lru", "fcfs", "round_robin", "always"]
+def test_a_policy_holds_members_and_parameters():
+    given = {"retention": {"high": 1, "tau_s": np.float32(4)}}
+    policy = Policy(retention="pressure_ttl", parameters=given)
+    assert policy.retention.member is retention.members["pressure_ttl"]
+    assert policy.retention.values == {"tau_s": 4.0, "low": 0.7, "high": 1.0}
+    assert repr(Policy()) == (
+        "Policy(retention='lru', scheduling='fcfs', routing='round_robin', admission='always')"
+    )
+    assert repr(policy).endswith("parameters={'retention': {'tau_s': 4.0, 'low': 0.7, 'high': 1.0}})")
+
+
+def test_only_the_members_that_are_used_are_compiled():
+    policies = [Policy("ttl", parameters={"retention": {"tau_s": 5}}), Policy("lru"), Policy("pressure_ttl")]
+    space = used(policies)
+    assert [member.name for member in space.retention] == ["lru", "pressure_ttl", "ttl"]
+    assert [member.name for member in space.routing] == ["round_robin"]
+    assert space == used(policies[::-1])
+    choices = [indexed(policy, space).retention for policy in policies]
+    assert [int(choice.index) for choice in choices] == [2, 0, 1]
+    assert [choice.parameters.tolist() for choice in choices] == [[5, 0, 0], [0, 0, 0], [2, 0.7, 0.9]]
+    assert indexed(policies[0], used(policies[:1])).retention.parameters.tolist() == [5]
+
+
+def test_a_policy_that_is_taken_out_or_replaced_stays_as_it_was_chosen(own_policies):
+    def kept(policy):
+        space: PolicySpace = used([policy])
+        return decide(space.retention, indexed(policy, space).retention, sample_observation()).keep.item()
+
+    before = Policy("own")
+    retention.register("own")(lambda obs: Retain(False, 0.0))
+    after = Policy("own")
+    retention.unregister("own")
+    retention.unregister("lru")
+    assert (kept(before), kept(after)) == (True, False)
+    for name in ("own", "lru"):
+        with pytest.raises(InputError) as error:
+            retention.unregister(name)
+        assert str(error.value) == f"retention: found {name!r}, expected one of evict, pin, pressure_ttl, ttl"
 
 
 @pytest.mark.parametrize(
@@ -214,6 +230,31 @@ def test_a_choice_holds_index_and_parameters():
             "retention 'ttl', tau_s: found inf, expected a finite number",
         ),
         (
+            {"retention": "ttl", "parameters": {"retention": {"tau_s": True}}},
+            "retention 'ttl', tau_s: found True, expected a finite number",
+        ),
+        (
+            {"retention": "ttl", "parameters": {"retention": {"tau_s": -5}}},
+            "retention 'ttl', tau_s: found -5, expected a number of at least 0",
+        ),
+        (
+            {"admission": "kv_gate", "parameters": {"admission": {"threshold": 7}}},
+            "admission 'kv_gate', threshold: found 7, expected a number from 0 to 1",
+        ),
+        (
+            {"routing": "session_affinity", "parameters": {"routing": {"capacity_limit": -1}}},
+            "routing 'session_affinity', capacity_limit: found -1, expected a number of at least 0",
+        ),
+        (
+            {"parameters": {"retention": 5}},
+            "policy parameters, retention: found 5, expected a mapping by name",
+        ),
+        ({"parameters": 5}, "policy parameters: found 5, expected a mapping by family"),
+        (
+            {"routing": ["lru"]},
+            "routing: found ['lru'], expected one of least_loaded, round_robin, session_affinity",
+        ),
+        (
             {"parameters": {"schedulin": {}}},
             "policy parameters: found 'schedulin', "
             "expected one of retention, scheduling, routing, admission (closest: scheduling)",
@@ -226,19 +267,183 @@ def test_choosing_refuses(arguments, message):
     assert str(error.value) == message
 
 
-def test_registering_refuses():
+def branches(obs):
+    return 1.0 if obs.call.was_preempted else 0.0
+
+
+def reads_a_typo(obs):
+    return obs.call.promt_tokens
+
+
+NUMBER = "expected one finite number, smaller first"
+REPLICA = "expected one integer, the index of a replica in use"
+TRUTH = "expected one truth value, whether the call may be admitted"
+RETAIN = "expected Retain(keep, protect_s): a truth value, and a number of seconds or inf"
+SAMPLE = "on a sample observation"
+UNCHECKED: Any = Retain
+CONVERTED = (
+    ": found an observed value turned into a Python number or a numpy array, before values are known, "
+    "expected functions of jax.numpy and .astype"
+)
+
+
+@pytest.mark.parametrize(
+    ("family", "function", "message"),
+    [
+        (
+            "scheduling",
+            branches,
+            ": found an observed value in `if`, `while`, `and`, `or` or `not`, before values are known, "
+            "expected jnp.where(condition, a, b), and &, | and ~ between conditions",
+        ),
+        (
+            "scheduling",
+            reads_a_typo,
+            ": found no field obs.call.promt_tokens, expected one of released_s, prompt_tokens, "
+            "cached_tokens, was_preempted (closest: prompt_tokens)",
+        ),
+        (
+            "scheduling",
+            lambda obs: float(obs.now_s),
+            CONVERTED,
+        ),
+        (
+            "scheduling",
+            lambda obs: np.log(obs.now_s),
+            CONVERTED,
+        ),
+        (
+            "scheduling",
+            lambda obs: {}["key"],
+            ": found KeyError ('key'), expected a function of the observation that JAX can trace",
+        ),
+        ("scheduling", lambda obs: None, f": found None, {NUMBER}"),
+        ("scheduling", lambda obs: "1", f": found an answer of type str, {NUMBER}"),
+        ("scheduling", lambda obs: (obs.now_s, 1), f": found a tuple of 2, {NUMBER}"),
+        ("scheduling", lambda obs: obs.now_s * 1j, f": found an answer of type complex128, {NUMBER}"),
+        (
+            "scheduling",
+            lambda obs: obs.replicas.running,
+            f": found an answer of type int32 of shape (3,), {NUMBER}",
+        ),
+        ("scheduling", lambda obs: 0 * obs.now_s / 0, f": found nan {SAMPLE}, {NUMBER}"),
+        (
+            "scheduling",
+            lambda obs: obs.now_s / obs.program.turn,
+            f": found inf for the first call of a run, {NUMBER}",
+        ),
+        ("routing", lambda obs: 99, f": found replica 99 of 2 (0 to 1) {SAMPLE}, {REPLICA}"),
+        ("routing", lambda obs: 2, f": found replica 2 of 2 (0 to 1) {SAMPLE}, {REPLICA}"),
+        ("routing", lambda obs: -1, f": found replica -1 of 2 (0 to 1) {SAMPLE}, {REPLICA}"),
+        (
+            "routing",
+            lambda obs: obs.program.replica,
+            f": found replica -1 of 2 (0 to 1) for the first call of a run, {REPLICA}",
+        ),
+        ("routing", lambda obs: 0.7, f": found an answer of type float64, {REPLICA}"),
+        ("routing", lambda obs: True, f": found an answer of type bool, {REPLICA}"),
+        ("admission", lambda obs: 1, f": found an answer of type int64, {TRUTH}"),
+        ("retention", lambda obs: True, f": found an answer of type bool, {RETAIN}"),
+        ("retention", lambda obs: (True, 2.0), f": found a tuple of 2, {RETAIN}"),
+        ("retention", lambda obs: Retain(True, np.nan), f": found protect_s = nan {SAMPLE}, {RETAIN}"),
+        ("retention", lambda obs: UNCHECKED(1, 2.0), f": found keep = an answer of type int64, {RETAIN}"),
+        ("retention", lambda obs: UNCHECKED(True, None), f": found protect_s = None, {RETAIN}"),
+        (
+            "retention",
+            lambda obs, tau_s=None: Retain(True, 1),
+            ", tau_s: found None, expected a number as its default",
+        ),
+        (
+            "retention",
+            lambda obs, tau_s: Retain(True, 1),
+            ", tau_s: found nothing, expected a number as its default",
+        ),
+        (
+            "retention",
+            lambda: Retain(True, 1),
+            ": found a function without arguments, expected one of an observation, f(obs)",
+        ),
+        ("retention", 7, ": found 7, expected a function of an observation"),
+    ],
+)
+def test_a_function_that_cannot_be_used_is_not_registered(family, function, message):
     with pytest.raises(InputError) as error:
-        scheduling.register("mine", fcfs=True)
-    assert str(error.value) == (
-        "scheduling 'mine': found an unknown trait 'fcfs', expected one of fcfs_queue"
+        FAMILIES[family].register("mine")(function)
+    assert str(error.value) == f"{family} 'mine'{message}"
+    assert "mine" not in FAMILIES[family].members
+
+
+@pytest.mark.parametrize(
+    ("family", "arguments", "message"),
+    [
+        (
+            "scheduling",
+            {"fcfs": True},
+            "scheduling 'mine': found an unknown trait 'fcfs', expected one of fcfs_queue",
+        ),
+        ("scheduling", {"fcfs_queue": 1}, "scheduling 'mine', fcfs_queue: found 1, expected True or False"),
+        (
+            "admission",
+            {"gates": False},
+            "admission 'mine': found false on a cluster without room, "
+            "expected true, as it is registered with gates=False",
+        ),
+        (
+            "admission",
+            {"bounds": {"mst": (0, None)}},
+            "admission 'mine', bounds: found an unknown parameter 'mst', "
+            "expected one of most (closest: most)",
+        ),
+        (
+            "admission",
+            {"bounds": {"most": 5}},
+            "admission 'mine', bounds of most: found 5, expected (least, most), None for no bound",
+        ),
+        (
+            "admission",
+            {"bounds": {"most": (None, 50)}},
+            "admission 'mine', most: found 100, expected a number of at most 50",
+        ),
+    ],
+)
+def test_registering_refuses(family, arguments, message):
+    with pytest.raises(InputError) as error:
+        FAMILIES[family].register("mine", **arguments)(
+            lambda obs, most=100: obs.replicas.running[obs.here] < most
+        )
+    assert str(error.value) == message
+    assert "mine" not in FAMILIES[family].members
+
+
+def test_a_name_is_a_text():
+    with pytest.raises(InputError) as error:
+        routing.register("")
+    assert str(error.value) == "name of a routing policy: found '', expected a text that is not empty"
+
+
+def test_admission_gates_unless_it_promises_not_to(own_policies):
+    gates = {name: member.trait("gates") for name, member in admission.members.items()}
+    assert gates == {"always": False, "kv_gate": True, "own": True}
+
+
+@pytest.mark.parametrize(("family", "name"), MEMBERS)
+def test_built_in_policies_pass_the_trial(family, name):
+    member = FAMILIES[family].find(name)
+    try_out(family, name, member.function, member.parameters, member.trait("gates"))
+
+
+def test_the_sample_refuses_unknown_fields():
+    assert sample_observation(turn=0).program.turn == 0
+    with pytest.raises(InputError) as error:
+        sample_observation(turns=0)
+    assert str(error.value).startswith(
+        "sample observation: found an unknown field 'turns', expected one of now_s"
     )
-    with pytest.raises(InputError) as error:
-        retention.register("mine")(lambda obs, tau_s=None: Retain(jnp.asarray(True), tau_s))
-    assert str(error.value) == "retention 'mine', tau_s: found None, expected a number as its default"
-    assert "mine" not in {*scheduling.members, *retention.members}
 
 
 # A user's own
+
+MOST_TOKENS = np.float32(100)
 
 
 @pytest.fixture
@@ -252,7 +457,7 @@ def own_policies():
     ):
 
         @retention.register("own")
-        def keep_short_contexts(obs, most_tokens=100):
+        def keep_short_contexts(obs, most_tokens=MOST_TOKENS):
             return Retain(obs.program.context_tokens <= most_tokens, jnp.zeros_like(obs.now_s))
 
         @scheduling.register("own")
@@ -263,7 +468,7 @@ def own_policies():
         def last(obs):
             return jnp.sum(obs.replicas.in_use) - 1
 
-        @admission.register("own", gates=True)
+        @admission.register("own")
         def one_at_a_time(obs, most=100):
             return obs.replicas.running[obs.here] < most
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from agentjax.policies import Policy, retention
+from agentjax.policies import Policy, Retain, retention
 from agentjax.store import tree_digest
 from agentjax.sweep.run import _policy_content, lane_count
 from agentjax.sweep.tiles import Tiles, cut, fingerprint
@@ -145,7 +145,7 @@ def test_fingerprints_depend_on_content_only():
 def test_fingerprints_of_policies_depend_on_what_they_do(monkeypatch: pytest.MonkeyPatch):
     def keeping(seconds: float):
         def keep(obs, *, scale=1.0):
-            return seconds * scale
+            return Retain(True, seconds * scale)
 
         return keep
 
@@ -154,8 +154,9 @@ def test_fingerprints_of_policies_depend_on_what_they_do(monkeypatch: pytest.Mon
     for seconds in (1.0, 2.0):
         retention.register("mine")(keeping(seconds))
         digests.add(fingerprint(_policy_content(Policy(retention="mine"))))
-    for source in ("def f(obs, *, scale=1.0): return 3.0", "def f(obs, *, scale=1.0): return 4.0"):
-        names: dict = {}
+    for seconds in (3.0, 4.0):
+        source = f"def f(obs, *, scale=1.0): return Retain(True, {seconds})"
+        names: dict = {"Retain": Retain}
         exec(source, names)
         retention.register("mine")(names["f"])
         digests.add(fingerprint(_policy_content(Policy(retention="mine"))))

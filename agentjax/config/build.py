@@ -3,8 +3,6 @@
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from agentjax.cluster import LIMITS, Cluster
 from agentjax.errors import among, complaint, shown
 from agentjax.performance import build_performance, read_device
@@ -68,10 +66,5 @@ def build_policy(config: Mapping[str, Mapping[str, Any]]) -> Policy:
 
 def chosen(policy: Policy) -> dict[str, tuple[Member, dict[str, float]]]:
     """What a policy has chosen in every family, and with which parameters."""
-    out: dict[str, tuple[Member, dict[str, float]]] = {}
-    for family, registered in FAMILIES.items():
-        choice = getattr(policy, family)
-        member = list(registered.members.values())[int(choice.index)]
-        values = [float(value) for value in np.asarray(choice.parameters)[: len(member.parameters)]]
-        out[family] = member, dict(zip((key for key, _ in member.parameters), values, strict=True))
-    return out
+    choices = {family: getattr(policy, family) for family in FAMILIES}
+    return {family: (choice.member, choice.values) for family, choice in choices.items()}

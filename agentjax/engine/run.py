@@ -19,8 +19,7 @@ from agentjax.engine.observe import Sample, sample
 from agentjax.engine.state import DONE, RECORD, Lane, Limits, Shape, State, Traffic
 from agentjax.engine.step import step
 from agentjax.errors import complaint
-from agentjax.policies.base import FAMILIES
-from agentjax.policies.policy import Policy, registered
+from agentjax.policies.policy import Policy, PolicySpace, indexed, registered
 from agentjax.workloads.pack import Workload, refuse_unfit
 
 CHUNK = 1024
@@ -114,9 +113,8 @@ def _refuse_mixed(lanes: Sequence[LaneSpec]) -> None:
     """Slots are part of the compiled program, and leave a retention policy nothing to decide."""
     if len({spec.cluster.slots for spec in lanes}) > 1:
         raise complaint("cluster.slots", "true and false", "the same in all lanes that are run together")
-    members = list(FAMILIES["retention"].members)
     for spec in lanes if lanes[0].cluster.slots else ():
-        name = members[int(spec.policy.retention.index)]
+        name = spec.policy.retention.member.name
         if name != "lru":
             raise complaint("retention", repr(name), "lru, for contexts stay in their slots (cluster.slots)")
 
@@ -146,7 +144,8 @@ def _run(
     devices = devices[: max(1, min(len(devices), len(specs)))]
     traffic = stack_traffic(workloads)
     padded = [*specs, *[specs[-1]] * (-len(specs) % len(devices))]
-    lanes = stack_lanes(padded)
+    policies = registered([spec.policy for spec in specs])
+    lanes = stack_lanes(padded, policies)
     has_slots = specs[0].cluster.slots
     shape = Shape(
         programs=traffic.arrival.shape[1],
@@ -155,7 +154,7 @@ def _run(
         prefixes=0 if has_slots else traffic.prefix_tokens.shape[1],  # a slot holds its own copy
         calls=traffic.new_tokens.shape[1],
         slots=max(spec.cluster.max_num_seqs for spec in specs) if has_slots else 0,
-        policies=registered(),
+        policies=policies,
         leaps=leaps,
         records=records,
         checks=checks,
@@ -251,14 +250,17 @@ def stack_traffic(workloads: Sequence[Workload]) -> Traffic:
     )
 
 
-def stack_lanes(specs: Sequence[LaneSpec]) -> Lane:
-    """The lanes' traced values with a leading axis."""
+def stack_lanes(specs: Sequence[LaneSpec], policies: PolicySpace | None = None) -> Lane:
+    """The lanes' traced values with a leading axis; their policies as places in `policies` (None: all that
+    are registered).
+    """
+    policies = policies or registered([spec.policy for spec in specs])
     names = [field.name for field in fields(Limits)]
     lanes = [
         Lane(
             workload=np.int32(spec.workload),  # pyright: ignore[reportArgumentType]
             limits=Limits(**{name: np.int32(getattr(spec.cluster, name)) for name in names}),  # pyright: ignore[reportArgumentType]
-            policy=spec.policy,
+            policy=indexed(spec.policy, policies),  # pyright: ignore[reportArgumentType]
             performance=spec.cluster.performance,
         )
         for spec in specs

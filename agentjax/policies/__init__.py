@@ -6,6 +6,7 @@ from agentjax.policies import retention as _retention
 from agentjax.policies import routing as _routing
 from agentjax.policies import scheduling as _scheduling
 from agentjax.policies.base import FAMILIES, Observation, Retain, admission, retention, routing, scheduling
+from agentjax.policies.observation import sample_observation
 from agentjax.policies.policy import Policy, registered
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "registered",
     "retention",
     "routing",
+    "sample_observation",
     "scheduling",
 ]
 _ = _admission, _retention, _routing, _scheduling

@@ -6,7 +6,7 @@ from jaxtyping import Array, Bool
 from agentjax.policies.base import Observation, admission
 
 
-@admission.register("always")
+@admission.register("always", gates=False)
 def always(obs: Observation) -> Bool[Array, ""]:
     """vLLM: the head of the queue is tried, and nothing behind it."""
     return jnp.ones_like(obs.now_s, dtype=bool)

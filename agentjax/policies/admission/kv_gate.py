@@ -5,7 +5,7 @@ from jaxtyping import Array, Bool
 from agentjax.policies.base import Observation, admission
 
 
-@admission.register("kv_gate", gates=True, monotone=True)
+@admission.register("kv_gate", bounds={"threshold": (0, 1)}, monotone=True)
 def kv_gate(obs: Observation, threshold: float = 0.9) -> Bool[Array, ""]:
     """Held while KV utilization > `threshold` and the uncached part of the prompt exceeds the free and
     evictable tokens.

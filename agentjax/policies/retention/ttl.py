@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from agentjax.policies.base import Observation, Retain, retention
 
 
-@retention.register("ttl")
+@retention.register("ttl", bounds={"tau_s": (0, None)})
 def ttl(obs: Observation, tau_s: float = 2.0) -> Retain:
     """Deadline = completion + `tau_s` (s); ends at the program's next release. AgentServeSim, section 5.1 (2
     s).

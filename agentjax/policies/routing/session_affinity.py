@@ -7,7 +7,7 @@ from agentjax.policies.base import Observation, routing
 from agentjax.policies.routing.least_loaded import least_loaded
 
 
-@routing.register("session_affinity")
+@routing.register("session_affinity", bounds={"capacity_limit": (0, None)})
 def session_affinity(obs: Observation, capacity_limit: float = 64.0) -> Int[Array, ""]:
     """Home is the replica of the program's previous call. With `capacity_limit` calls or more in flight
     there, or before the first call, the least loaded replica is taken and becomes home. AgentServeSim's
