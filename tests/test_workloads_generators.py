@@ -273,6 +273,7 @@ def test_a_file_keeps_its_arrivals_or_has_them_drawn(tmp_path: Path) -> None:
 
 
 SWE = {"generator": "swebench", "seed": 0}
+POSITIVE = "expected a number greater than 0, at most 1e15"
 FAULTS: list[tuple[dict[str, Any], str]] = [
     ({"seed": 0}, "workload: found neither generator nor path, expected one of them"),
     ({"generator": "swbench"}, 'workload, generator: found "swbench", expected swebench'),
@@ -280,12 +281,22 @@ FAULTS: list[tuple[dict[str, Any], str]] = [
     ({"generator": "swebench"}, "swebench, seed: found nothing, expected this field"),
     (SWE | {"rat": 1.0}, "swebench, rat: found an unknown field, expected rate"),
     (SWE | {"path": "x"}, "workload: found both generator and path, expected one of them"),
-    (SWE | {"rate": 0}, "swebench, rate: found 0, expected a number greater than 0"),
-    (SWE | {"rate": "fast"}, 'swebench, rate: found "fast", expected a number greater than 0'),
-    (SWE | {"rate": float("inf")}, "swebench, rate: found Infinity, expected a number greater than 0"),
-    (SWE | {"arrival_cv": -1}, "swebench, arrival_cv: found -1, expected a number greater than 0"),
+    (SWE | {"rate": 0}, "swebench, rate: found 0, expected a number greater than 0, at most 1e15"),
+    (SWE | {"rate": "fast"}, f'swebench, rate: found "fast", {POSITIVE}'),
+    (SWE | {"rate": float("inf")}, f"swebench, rate: found Infinity, {POSITIVE}"),
+    (SWE | {"arrival_cv": -1}, f"swebench, arrival_cv: found -1, {POSITIVE}"),
     (SWE | {"programs": 0}, "swebench, programs: found 0, expected an integer from 1 to 1000000"),
     (SWE | {"programs": 2.5}, "swebench, programs: found 2.5, expected an integer from 1 to 1000000"),
+    (SWE | {"calls_min": 300}, "calls_min: found 300, expected at most 250, which is calls_max"),
+    (SWE | {"first_median_tokens": 1e300}, f"swebench, first_median_tokens: found 1e+300, {POSITIVE}"),
+    (
+        {"generator": "bfcl", "seed": 0, "turns_growth_low_tokens": 300},
+        "turns_growth_low_tokens: found 300, expected at most 280, which is turns_growth_high_tokens",
+    ),
+    (
+        {"generator": "production", "seed": 0, "large_max_tokens": 5.0},
+        "large_min_tokens: found 10000, expected at most 5, which is large_max_tokens",
+    ),
     (SWE | {"seed": -1}, "swebench, seed: found -1, expected an integer of at least 0, or a jax.random key"),
     (
         SWE | {"seed": "a"},
@@ -295,7 +306,7 @@ FAULTS: list[tuple[dict[str, Any], str]] = [
     (SWE | {"calls_sigma": None}, "swebench, calls_sigma: found null, expected a number from 0 to 10"),
     (
         SWE | {"context_tokens_per_call": 0},
-        "swebench, context_tokens_per_call: found 0, expected null or a number greater than 0",
+        "swebench, context_tokens_per_call: found 0, expected null or a number greater than 0, at most 1e15",
     ),
     ({"path": "???"}, "file, path: found nothing, expected the path of a workload file"),
     (

@@ -3,8 +3,10 @@
 import gzip
 import json
 import string
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -62,6 +64,52 @@ def test_how_calls_finish(tmp_path: Path) -> None:
     )
 
 
+TOKENS = "an integer from 1 to 1073741824"
+SECONDS = "a number of seconds from 0 to 1e+09"
+KEPT = "null or an integer from 0 to 1073741824"
+GOOD = Call(10, 5, None, None, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("calls", "message"),
+    [
+        ((GOOD, replace(GOOD, new_tokens=0)), f"calls[1].new_tokens: found 0, expected {TOKENS}"),
+        ((replace(GOOD, output_tokens=2.0),), f"calls[0].output_tokens: found 2.0, expected {TOKENS}"),
+        ((replace(GOOD, tool_s=-1.0),), f"calls[0].tool_s: found -1.0, expected {SECONDS}"),
+        ((replace(GOOD, tool_s=np.nan),), f"calls[0].tool_s: found NaN, expected {SECONDS}"),
+        (
+            (GOOD, replace(GOOD, kept_tokens=16)),
+            "calls[1].kept_tokens: found 16, expected at most 15, the context so far",
+        ),
+        (
+            (replace(GOOD, new_tokens=2**30),),
+            "calls[0]: found a context of 1073741829 tokens, expected at most 1073741824",
+        ),
+        (
+            (replace(GOOD, tool_s=6e8),) * 2,
+            "calls[1].tool_s: found 1.2e+09 s of arrival and gaps up to here, expected at most 1e+09 s",
+        ),
+        ((), "calls: found none, expected at least one in every thread"),
+    ],
+)
+def test_programs_made_in_python_are_checked_too(calls: tuple[Call, ...], message: str) -> None:
+    with pytest.raises(InputError) as error:
+        pack([Program("p", 0.0, ((calls,),))])
+    assert str(error.value) == f"program 'p', {message}"
+
+
+def test_arrivals_made_in_python_are_checked_too() -> None:
+    for arrival_s, found in ((np.inf, "Infinity"), (-1.0, "-1.0"), (2e9, "2000000000.0")):
+        with pytest.raises(InputError) as error:
+            pack([Program("p", arrival_s, (((GOOD,),),))])
+        assert str(error.value) == f"program 'p', arrival_s: found {found}, expected {SECONDS}"
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    calls = (Call(np.int64(10), np.int32(5), None, None, np.float32(0.5)),)  # pyright: ignore[reportArgumentType]
+    assert pack([Program("p", np.float64(1), ((calls,),))]).prompt_tokens.tolist() == [10]
+
+
 def test_reads_gzip_whatever_its_name(tmp_path: Path) -> None:
     path = tmp_path / "w.jsonl.gz"
     write_programs(path, [Program("a", None, (((Call(1, 1, None, None, 0.0),),),))])
@@ -70,7 +118,7 @@ def test_reads_gzip_whatever_its_name(tmp_path: Path) -> None:
     assert [p.name for p in read_programs(renamed)] == ["a"]
 
 
-seconds = st.floats(0, 1e9)
+seconds = st.floats(0, 1e7)
 names = st.text(string.printable + "äß漢", min_size=1, max_size=8)
 
 
@@ -116,9 +164,6 @@ def bad_call(**fields: object) -> str:
     return program(calls=f"{CALL}, {call(**fields)}")
 
 
-TOKENS = "an integer from 1 to 2147483647"
-SECONDS = "a number of seconds from 0 to 1e+09"
-KEPT = "null or an integer from 0 to 2147483647"
 FAULTS = [
     # numbers
     (bad_call(new_tokens=0), f", line 1, calls[1].new_tokens: found 0, expected {TOKENS}"),
@@ -134,6 +179,22 @@ FAULTS = [
     (bad_call(tool_s=None), f", line 1, calls[1].tool_s: found null, expected {SECONDS}"),
     (program(more='"arrival_s": -1, '), f", line 1, arrival_s: found -1, expected {SECONDS}"),
     # context
+    (
+        bad_call(new_tokens=2**30 - 16),
+        ", line 1, calls[1]: found a context of 1073741825 tokens, expected at most 1073741824",
+    ),
+    (
+        program(more='"arrival_s": 9e8, ', calls=f"{CALL}, {CALL}".replace("0.5", "9e7")),
+        ", line 1, calls[1].tool_s: found 1.08e+09 s of arrival and gaps up to here, "
+        "expected at most 1e+09 s",
+    ),
+    (
+        '{"program": "a", "stages": [[THREAD, THREAD], [THREAD]]}'.replace(
+            "THREAD", f'{{"calls": [{CALL}]}}'.replace("0.5", "6e8")
+        ),
+        ", line 1, stages[1][0].calls[0].tool_s: found 1.2e+09 s of arrival and gaps up to here, "
+        "expected at most 1e+09 s",
+    ),
     (bad_call(kept_tokens=-1), f", line 1, calls[1].kept_tokens: found -1, expected {KEPT}"),
     (
         bad_call(kept_tokens=16),

@@ -94,7 +94,7 @@ def test_the_gap_after_the_last_call_does_not_count(tmp_path: Path) -> None:
     assert read(tmp_path, session(request(9, 1, 5_000_000)))[0].calls[-1].tool_s == 0.0
 
 
-TOKENS = "an integer from 1 to 2147483647"
+TOKENS = "an integer from 1 to 1073741824"
 NS = "an integer of nanoseconds from 0 to 1e+18"
 FLAT = {"input_toks": 7, "output_toks": 3, "arrival_time_ns": 0}
 FAULTS = [

@@ -27,7 +27,8 @@ def gamma(programs: Sequence[Program], *, rate: Positive, cv: Positive, seed: Se
     """
     shape = cv**-2
     gaps = stream(seed, "arrival").standard_gamma(shape, len(programs)) / shape
-    arrivals = np.cumsum(gaps) / rate
+    with np.errstate(over="ignore"):  # an arrival that never comes is refused with its program
+        arrivals = np.cumsum(gaps) / rate
     return [replace(program, arrival_s=float(at)) for program, at in zip(programs, arrivals, strict=True)]
 
 

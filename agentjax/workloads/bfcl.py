@@ -17,6 +17,7 @@ from agentjax.workloads.synthetic import (
     growth_scales,
     lognormal,
     normal,
+    refuse_disorder,
     stratified_counts,
     stream,
 )
@@ -74,6 +75,12 @@ def bfcl(
     `shared_prefix_tokens` of the first prompt are the same in all programs of a kind (how many is not
     published: none).
     """
+    refuse_disorder(
+        "turns_growth_low_tokens",
+        turns_growth_low_tokens,
+        "turns_growth_high_tokens",
+        turns_growth_high_tokens,
+    )
     counts = stratified_counts(seed, programs, calls_median, calls_sigma, calls_min, calls_max)
     web = stream(seed, "kind").permutation(programs) < round(web_share * programs)
     firsts = np.maximum(np.where(web, web_first_tokens, turns_first_tokens), shared_prefix_tokens + 1)
@@ -86,7 +93,7 @@ def bfcl(
     def growth(p: int) -> Floats:
         calls, rng = int(counts[p]), stream(seed, "growth", p)
         if not web[p]:
-            low, high = sorted((turns_growth_low_tokens, turns_growth_high_tokens))
+            low, high = turns_growth_low_tokens, turns_growth_high_tokens
             return rng.uniform(low, high, calls)
         results = lognormal(web_growth_median_tokens, web_growth_sigma, rng.standard_normal(calls))
         return np.where(pages(p), web_page_tokens, results)

@@ -20,11 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from agentjax.errors import complaint, expecting, from_validation, shown
 from agentjax.readers.files import parse
-from agentjax.workloads.program import Call, Prefix, Program
-
-MOST_TOKENS = 2**31 - 1
-MOST_S = 1e9
-
+from agentjax.workloads.program import MOST_S, MOST_TOKENS, Call, Prefix, Program, check_program
 
 _Name = Annotated[str, Field(min_length=1), expecting("a string that is not empty")]
 _Tokens = Annotated[int, Field(ge=1, le=MOST_TOKENS), expecting(f"an integer from 1 to {MOST_TOKENS}")]
@@ -163,26 +159,15 @@ def _program(record: dict[str, Any], where: str) -> Program:
         )
     prefix = line.prefix and Prefix(line.prefix.name, line.prefix.tokens)
     if line.stages is None:
-        stages = ((_thread(line.calls or [], prefix, f"{where}, calls"),),)
+        stages = ((_thread(line.calls or []),),)
     else:
-        stages = tuple(
-            tuple(_thread(t.calls, prefix, f"{where}, stages[{i}][{j}].calls") for j, t in enumerate(stage))
-            for i, stage in enumerate(line.stages)
-        )
-    return Program(line.program, line.arrival_s, stages, prefix)
+        stages = tuple(tuple(_thread(thread.calls) for thread in stage) for stage in line.stages)
+    program = Program(line.program, line.arrival_s, stages, prefix)
+    check_program(program, where)
+    return program
 
 
-def _thread(calls: list[_Call], prefix: Prefix | None, where: str) -> tuple[Call, ...]:
-    """The calls of one thread, once no call keeps more than the context that there is."""
-    context = prefix.tokens if prefix else 0
-    for k, call in enumerate(calls):
-        place = f"{where}[{k}].kept_tokens"
-        if k == 0 and call.kept_tokens is not None:
-            raise complaint(place, str(call.kept_tokens), "null, since a first call has no context to keep")
-        if call.kept_tokens is not None and call.kept_tokens > context:
-            raise complaint(place, str(call.kept_tokens), f"at most {context}, the context so far")
-        kept = context if call.kept_tokens is None else call.kept_tokens
-        context = kept + call.new_tokens + call.output_tokens
+def _thread(calls: list[_Call]) -> tuple[Call, ...]:
     return tuple(
         Call(c.new_tokens, c.output_tokens, c.kept_tokens, c.tool, c.tool_s, c.finish) for c in calls
     )

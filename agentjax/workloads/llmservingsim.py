@@ -22,8 +22,8 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from agentjax.errors import complaint, expecting, from_validation
-from agentjax.workloads.jsonl import MOST_S, MOST_TOKENS, check_together, records
-from agentjax.workloads.program import Call, Program
+from agentjax.workloads.jsonl import check_together, records
+from agentjax.workloads.program import MOST_S, MOST_TOKENS, Call, Program, check_program
 
 _MOST_NS = int(MOST_S * 1e9)
 _Tokens = Annotated[int, Field(ge=1, le=MOST_TOKENS), expecting(f"an integer from 1 to {MOST_TOKENS}")]
@@ -69,6 +69,8 @@ def read_llmservingsim(path: str | Path) -> list[Program]:
     """
     located = [(where, _program(record, where)) for where, record in records(path)]
     check_together(located, "session_id")
+    for where, program in located:
+        check_program(program, where)
     return [program for _, program in located]
 
 

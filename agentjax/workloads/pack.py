@@ -7,8 +7,8 @@ from functools import cached_property
 import numpy as np
 from jaxtyping import Bool, Int
 
-from agentjax.errors import among, complaint, shown
-from agentjax.workloads.program import FINISHES, Program
+from agentjax.errors import complaint
+from agentjax.workloads.program import Program, check_program
 
 SECOND = 1_000_000_000
 """Nanoseconds."""
@@ -64,9 +64,9 @@ def pack(programs: Sequence[Program]) -> Workload:
     """Programs in order of arrival (ties: as given) as a `Workload`.
 
     Raises:
-        InputError: no programs; a program without an arrival time; more than one stage or thread (fan-out is
-        not simulated yet);
-            a compaction that cuts into the shared prefix.
+        InputError: no programs; a program without an arrival time; a value that cannot be or that is larger
+            than the engine counts; more than one stage or thread (fan-out is not simulated yet); a compaction
+            that cuts into the shared prefix.
     """
     if not programs:
         raise complaint("workload", "no programs", "at least one")
@@ -75,6 +75,7 @@ def pack(programs: Sequence[Program]) -> Workload:
             raise complaint(
                 f"program {program.name!r}, arrival_s", "nothing", "a time; draw arrivals or give them all"
             )
+        check_program(program, f"program {program.name!r}")
         if len(program.stages) != 1 or len(program.stages[0]) != 1:
             raise complaint(
                 f"program {program.name!r}, stages",
@@ -93,12 +94,6 @@ def pack(programs: Sequence[Program]) -> Workload:
                     f"program {program.name!r}, calls[{k}].kept_tokens",
                     str(call.kept_tokens),
                     f"at least the {below} tokens of its prefix",
-                )
-            if call.finish not in FINISHES:
-                raise complaint(
-                    f"program {program.name!r}, calls[{k}].finish",
-                    shown(call.finish),
-                    among(call.finish, FINISHES),
                 )
             kept = -1 if call.kept_tokens is None else call.kept_tokens
             columns.append((call.new_tokens, call.output_tokens, kept, round(call.tool_s * SECOND)))

@@ -18,6 +18,7 @@ from agentjax.workloads.synthetic import (
     checked,
     lognormal,
     normal,
+    refuse_disorder,
     stratified_counts,
     stream,
 )
@@ -70,13 +71,14 @@ def production(
 
     `shared_prefix_tokens` of the first prompt are the same in all programs (how many is not published: none).
     """
+    refuse_disorder("large_min_tokens", large_min_tokens, "large_max_tokens", large_max_tokens)
     counts = stratified_counts(seed, programs, calls_median, calls_sigma, calls_min, calls_max)
     prefix = Prefix("production", shared_prefix_tokens) if shared_prefix_tokens else None
 
     def growth(p: int) -> Floats:
         calls, rng = int(counts[p]), stream(seed, "growth", p)
         body = lognormal(growth_median_tokens, growth_sigma, rng.standard_normal(calls))
-        low, high = np.log(sorted((large_min_tokens, large_max_tokens)))
+        low, high = np.log((large_min_tokens, large_max_tokens))
         large = np.exp(low + (high - low) * rng.random(calls))
         return np.where(stream(seed, "kind", p).random(calls) < large_share, large, body)
 

@@ -6,13 +6,16 @@ from agentjax.errors import closest, complaint, shown
 from agentjax.readers import read_recording
 from agentjax.workloads.jsonl import read_jsonl, records
 from agentjax.workloads.llmservingsim import read_llmservingsim
-from agentjax.workloads.program import Program
+from agentjax.workloads.program import Program, check_program
 from agentjax.workloads.recorded import recorded_programs
 
 
 def read_recorded(path: str | Path) -> list[Program]:
     """The programs that `agentjax.bench` has played, with the arrivals, lengths and tool gaps it recorded."""
-    return list(recorded_programs(read_recording(path, "native")).programs)
+    programs = list(recorded_programs(read_recording(path, "native")).programs)
+    for program in programs:
+        check_program(program, f"{path}, program {program.name!r}")
+    return programs
 
 
 READERS = {"native": read_jsonl, "llmservingsim": read_llmservingsim, "recording": read_recorded}

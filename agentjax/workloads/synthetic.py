@@ -32,15 +32,17 @@ def _seed(seed: Any) -> Any:
     return seed
 
 
+MOST = 1e15
+"""The largest parameter and draw: more than any workload takes, and little enough for 64-bit integers."""
 Seed = Annotated[Any, PlainValidator(_seed)]
 Count = Annotated[int, Field(ge=1, le=10**6), expecting("an integer from 1 to 1000000")]
 Tokens = Annotated[int, Field(ge=0, le=10**9), expecting("an integer of at least 0")]
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False), expecting("a number greater than 0")]
+Positive = Annotated[float, Field(gt=0, le=MOST), expecting("a number greater than 0, at most 1e15")]
 Spread = Annotated[float, Field(ge=0, le=10), expecting("a number from 0 to 10")]
 Correlation = Annotated[float, Field(ge=-1, le=1), expecting("a number from -1 to 1")]
 Share = Annotated[float, Field(ge=0, le=1), expecting("a number from 0 to 1")]
 Target = Annotated[
-    Annotated[float, Field(gt=0, allow_inf_nan=False)] | None, expecting("null or a number greater than 0")
+    Annotated[float, Field(gt=0, le=MOST)] | None, expecting("null or a number greater than 0, at most 1e15")
 ]
 
 P = ParamSpec("P")
@@ -93,7 +95,17 @@ def normal(seed: Any, purpose: str, program: int, size: int) -> Floats:
 
 def lognormal(median: float, sigma: float, z: Floats) -> Floats:
     """Lognormal draws from standard normal ones; `sigma` is the standard deviation of their logarithm."""
-    return median * np.exp(sigma * z)
+    return np.minimum(median * np.exp(sigma * z), MOST)
+
+
+def refuse_disorder(low_name: str, low: float, high_name: str, high: float) -> None:
+    """Refuse the two ends of a range in the wrong order.
+
+    Raises:
+        InputError: names both.
+    """
+    if low > high:
+        raise complaint(low_name, f"{low:g}", f"at most {high:g}, which is {high_name}")
 
 
 def stratified_counts(seed: Any, count: int, median: float, sigma: float, low: int, high: int) -> Ints:
@@ -104,11 +116,12 @@ def stratified_counts(seed: Any, count: int, median: float, sigma: float, low: i
     they have the median and mean of the distribution, where independent draws of 50 programs would miss the
     mean by 10 %.
     """
+    refuse_disorder("calls_min", low, "calls_max", high)
     standard = NormalDist()
     # The share of the mean that lies below the q-quantile of a lognormal.
     below = [0.0, *(standard.cdf(standard.inv_cdf(i / count) - sigma) for i in range(1, count)), 1.0]
     means = median * math.exp(sigma**2 / 2) * count * np.diff(below)
-    counts = np.clip(np.rint(means), low, max(low, high)).astype(np.int64)
+    counts = np.clip(np.rint(means), low, high).astype(np.int64)
     return stream(seed, "order").permutation(counts)
 
 
