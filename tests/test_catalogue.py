@@ -151,6 +151,10 @@ def test_formats_given_explicitly(tmp_path):
         ({"model_type": "mamba"}, 'model_type: found "mamba", expected one of'),
         ({"model_type": ..., "text_config": {}}, "text_config: found a model of several parts"),
         ({"hidden_size": ...}, "hidden_size: found nothing, expected an integer from 1"),
+        (
+            {"num_hidden_layers": 10**30},
+            "num_hidden_layers: found 1000000000000000000000000000000, expected an",
+        ),
         ({"vocab_size": "many"}, 'vocab_size: found "many", expected an integer from 1'),
         ({"num_attention_heads": 3}, "head_dim: found nothing, expected this field"),
         (

@@ -166,8 +166,9 @@ def test_build_from_configuration():
     ("config", "message"),
     [
         ({"c0_s": 0.04, "c_kvs": 1e-8}, "performance.c_kvs: found an unknown field, expected c_kv_s"),
-        ({"c0_s": -0.04}, "performance.c0_s: found -0.04, expected a finite number of seconds >= 0"),
-        ({"c0_s": "40 ms"}, 'performance.c0_s: found "40 ms", expected a finite number of seconds >= 0'),
+        ({"c0_s": -0.04}, "performance.c0_s: found -0.04, expected a number of seconds from 0 to 1000"),
+        ({"c0_s": 1e18}, "performance.c0_s: found 1e+18, expected a number of seconds from 0 to 1000"),
+        ({"c0_s": "40 ms"}, 'performance.c0_s: found "40 ms", expected a number of seconds from 0 to 1000'),
         ({"coefficients": NAME, "c0_s": 0.04}, "performance.c0_s: found a coefficient beside the"),
         ({"coefficients": 3}, "performance.coefficients: found 3, expected the name or path"),
         ({"c_kv_s": 1e-8}, "performance: found neither coefficients nor c0_s, expected one of the two"),

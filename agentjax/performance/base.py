@@ -56,6 +56,10 @@ def decode_batch(sequences: Number, context_tokens: Number, context_max_tokens: 
     )
 
 
+MOST_S = 1e3
+"""The largest coefficient of a model (s): no part of an iteration takes longer."""
+
+
 class AbstractPerformance(eqx.Module):
     """A performance model: the duration of an iteration, overhead included."""
 
@@ -100,12 +104,12 @@ def nanoseconds(name: str, seconds: ArrayLike) -> np.ndarray:
     """Seconds as float64 nanoseconds, rounded to 1e-6 ns, so that 5e-8 s is 50 ns, not 50.00000000000001.
 
     Raises:
-        InputError: anything but finite numbers >= 0, under this name.
+        InputError: anything but numbers from 0 to `MOST_S`, under this name.
     """
     try:
         value = np.asarray(seconds, dtype=np.float64)
     except (TypeError, ValueError):
         raise complaint(name, repr(seconds), "a number of seconds") from None
-    if not np.all(np.isfinite(value) & (value >= 0)):
-        raise complaint(name, str(seconds), "a finite number of seconds >= 0")
+    if not np.all((value >= 0) & (value <= MOST_S)):
+        raise complaint(name, str(seconds), f"a number of seconds from 0 to {MOST_S:g}")
     return np.asarray(np.round(value * 1e9, 6))

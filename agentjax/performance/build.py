@@ -5,7 +5,7 @@ from typing import Any
 
 from agentjax.errors import closest, complaint, shown
 from agentjax.performance.affine import Affine
-from agentjax.performance.base import AbstractPerformance
+from agentjax.performance.base import MOST_S, AbstractPerformance
 from agentjax.performance.estimate import build_roofline
 from agentjax.performance.load import Coefficients, load
 from agentjax.performance.tables import build_table
@@ -51,6 +51,6 @@ def build_performance(config: Mapping[str, Any]) -> AbstractPerformance:
 
 
 def _seconds(key: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
-        raise complaint(f"performance.{key}", shown(value), "a finite number of seconds >= 0")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MOST_S:
+        raise complaint(f"performance.{key}", shown(value), f"a number of seconds from 0 to {MOST_S:g}")
     return float(value)

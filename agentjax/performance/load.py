@@ -8,13 +8,16 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from agentjax.errors import InputError, among, complaint, expecting, from_validation, shown
 from agentjax.performance.affine import Affine
+from agentjax.performance.base import MOST_S
 from agentjax.performance.piecewise import Piecewise
 from agentjax.performance.valid import remember
 
 PACKAGE = Path(__file__).resolve().parents[1]
 
 _Seconds = Annotated[
-    float, Field(ge=0, le=1e3, allow_inf_nan=False), expecting("a number of seconds from 0 to 1000")
+    float,
+    Field(ge=0, le=MOST_S, allow_inf_nan=False),
+    expecting(f"a number of seconds from 0 to {MOST_S:g}"),
 ]
 _Tokens = Annotated[float, Field(ge=0, allow_inf_nan=False), expecting("a number of tokens from 0")]
 _Text = Annotated[str, Field(min_length=1), expecting("a string that is not empty")]

@@ -30,6 +30,8 @@ ARCHITECTURES = (
 """Values of `model_type` that `read_config` knows."""
 LATENT = ("deepseek_v2", "deepseek_v3", "kimi_k2")
 """Those of them with multi-head latent attention."""
+MOST, MOST_LAYERS = 10**9, 10_000
+"""The largest numbers of a configuration: far beyond any model, and within reach of every sum."""
 
 
 @dataclass(frozen=True)
@@ -213,7 +215,7 @@ def parse_config(content: Mapping[str, Any], where: str, explicit_weights: bool 
     if architecture not in ARCHITECTURES:
         found = "nothing" if architecture is None else shown(architecture)
         raise complaint(f"{where}, model_type", found, among(architecture, ARCHITECTURES))
-    layers = fields.count("num_hidden_layers")
+    layers = fields.count("num_hidden_layers", most=MOST_LAYERS)
     sliding_layers, window = _sliding(fields, architecture, layers)
     attention = _latent(fields) if architecture in LATENT else _grouped(fields)
     mlp = _mlp(fields, architecture, layers)
@@ -288,12 +290,12 @@ class _Fields:
             f"{self.where}, {name}", found or ("nothing" if value is None else shown(value)), expected
         )
 
-    def count(self, name: str, default: int | None = None, least: int = 1) -> int:
+    def count(self, name: str, default: int | None = None, least: int = 1, most: int = MOST) -> int:
         value = self.content.get(name)
         if value is None and default is not None:
             return default
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise self.wrong(name, f"an integer from {least}")
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+            raise self.wrong(name, f"an integer from {least} to {most}")
         return value
 
     def flag(self, name: str, default: bool) -> bool:

@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from agentjax.errors import closest, complaint, shown
-from agentjax.performance.base import AbstractPerformance, BatchShape, Number
+from agentjax.performance.base import MOST_S, AbstractPerformance, BatchShape, Number
 from agentjax.performance.catalogue import available, read_entry
 from agentjax.performance.profile import ENDS, LAYERS, PER_SEQUENCE, Profile, read_profile
 
@@ -164,12 +164,8 @@ def load_table(
         ("wakeup_s", wakeup_s),
         ("collective_latency_s", collective_latency_s),
     ):
-        _check(
-            name,
-            value,
-            0 <= value < float("inf") if _is_number(value) else False,
-            "a finite number of seconds >= 0",
-        )
+        fine = _is_number(value) and 0 <= value <= MOST_S
+        _check(name, value, fine, f"a number of seconds from 0 to {MOST_S:g}")
     rate = collective_bytes_per_s
     _check("collective_bytes_per_s", rate, _is_number(rate) and rate > 0, "a number > 0")
     for name, value in (
