@@ -15,6 +15,22 @@ SCHEDULING = ("fcfs", "program_fcfs", "plas", "sjf")
 TEST_SCHEDULING = ("call_index", "reverse_arrival", "zero")
 ROUTING = ("round_robin", "least_loaded", "session_affinity")
 ADMISSION = ("always", "kv_gate")
+VLLM = ("0.19", "0.24", "0.33", "0.33")
+ASYNC_SCHEDULING = (False, True)
+FINISH = ("eos", "max_tokens", "mixed")
+RESERVE_FULL_ISL = (True, True, False)
+WATERMARK = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.05, 0.2)
+LONG_PREFILL_TOKEN_THRESHOLD = (0, 0, 0, 0, 0, 0, 0, 5, 16, 50)
+
+SLOTS = {
+    "vllm": ("0.33",),
+    "async_scheduling": (False,),
+    "finish": ("eos",),
+    "reserve_full_isl": (True,),
+    "watermark": (0.0,),
+    "long_prefill_token_threshold": (0,),
+}
+"""The options of replicas with slots, which know no others."""
 
 
 def random_case(
@@ -24,15 +40,23 @@ def random_case(
     scheduling=SCHEDULING + TEST_SCHEDULING,
     routing=ROUTING,
     admission=ADMISSION,
+    vllm=VLLM,
+    async_scheduling=ASYNC_SCHEDULING,
+    finish=FINISH,
+    reserve_full_isl=RESERVE_FULL_ISL,
+    watermark=WATERMARK,
+    long_prefill_token_threshold=LONG_PREFILL_TOKEN_THRESHOLD,
     kept_below_prefix=False,
+    prefix_twice=False,
 ):
     """A random (programs, config): 1-8 programs, 1-6 calls, 1-3 replicas, roomy pools to thrashing ones.
 
-    The keyword arguments narrow the policies drawn;
-    kept_below_prefix lets compaction cut into the shared prefix.
+    The keyword arguments narrow the policies and options drawn; with finish "mixed" each call has its own, in
+    program["finish"]. kept_below_prefix lets compaction cut into the shared prefix; prefix_twice lets
+    several calls compute the same shared prefix side by side, as they may do with a threshold.
     """
     block_size = rng.choice((16, 16, 16, 4))
-    prefix_tokens = [_tokens(rng, block_size, 200) for _ in range(rng.choice((0, 0, 1, 1, 2)))]
+    prefix_tokens = [tokens(rng, block_size, 200) for _ in range(rng.choice((0, 0, 1, 1, 2)))]
     unit_ns = rng.choice((1, MS, 10 * MS))  # coarse times make ties
     cost = _cost(rng, unit_ns)
     longest_output = rng.choice((1, 8, 30, 30, 60, 200))
@@ -48,7 +72,7 @@ def random_case(
         calls = []
         program_blocks = 0
         for index in range(rng.randint(1, most_calls)):
-            new = _tokens(rng, block_size, longest_new)
+            new = tokens(rng, block_size, longest_new)
             output = rng.randint(1, longest_output)
             kept = None
             if compacts and index and rng.random() < 0.4:
@@ -85,13 +109,27 @@ def random_case(
         "scheduling": rng.choice(scheduling),
         "routing": _routing(rng, rng.choice(routing)),
         "admission": _admission(rng, rng.choice(admission)),
+        "vllm": rng.choice(vllm),
+        "async_scheduling": rng.choice(async_scheduling),
+        "finish": rng.choice(finish),
+        "reserve_full_isl": rng.choice(reserve_full_isl),
+        "watermark": rng.choice(watermark),
+        "long_prefill_token_threshold": rng.choice(long_prefill_token_threshold),
     }
+    if _may_go_on_for_ever(programs, config["scheduling"]):
+        config["reserve_full_isl"] = True
+    if prefix_tokens and not prefix_twice:
+        config["long_prefill_token_threshold"] = 0
+    if config["finish"] == "mixed":
+        config["finish"] = "eos"
+        for program in programs:
+            program["finish"] = [rng.choice(("eos", "max_tokens")) for _ in program["calls"]]
     return programs, config
 
 
 def random_slot_case(rng: random.Random, **narrow):
     """As `random_case`, on replicas of 1-6 slots; often what is shared is about a tenth of a prompt."""
-    programs, config = random_case(rng, retention=("lru",), **narrow)
+    programs, config = random_case(rng, retention=("lru",), **SLOTS, **narrow)
     slots = rng.randint(1, 6)
     near = rng.random() < 0.5
     longest = 0
@@ -127,7 +165,7 @@ def cases(**narrow):
     return st.randoms(use_true_random=False).map(lambda rng: random_case(rng, **narrow))
 
 
-def _tokens(rng, block_size, most):
+def tokens(rng, block_size, most):
     kind = rng.random()
     if kind < 0.3:
         return block_size * rng.randint(1, max(1, most // block_size))
@@ -165,6 +203,17 @@ def _cost(rng, unit_ns):
     if rng.random() < 0.3:
         cost["wakeup"] = rng.choice((unit_ns, 60 * MS, rng.randint(0, 100 * MS)))
     return cost
+
+
+def _may_go_on_for_ever(programs, scheduling):
+    """Could two calls preempt each other again and again, where a prompt is admitted before all of it fits?
+
+    Of two equal calls the one admitted earlier is the victim, so that neither may ever get its whole prompt.
+    """
+    if scheduling == "fcfs":
+        return False
+    arrivals = {program["arrival_ns"] // 1000 for program in programs}
+    return scheduling not in ("program_fcfs", "reverse_arrival") or len(arrivals) < len(programs)
 
 
 def _retention(rng, name):

@@ -3,6 +3,9 @@
 from collections import OrderedDict
 from dataclasses import dataclass
 
+FORGOTTEN = "forgotten"
+"""Name of content that no call can find; a block of it is no blank, and is evicted when it is taken."""
+
 
 @dataclass
 class Context:
@@ -37,11 +40,13 @@ class Pool:
     """All KV blocks of one replica.
 
     A block is in use (`running_refs` > 0), or protected (only `kept_refs` > 0), or free (in the queue).
+    `blanks_first`: blanks that are given back go to the head of the queue (vLLM 0.24), not to its tail.
     """
 
-    def __init__(self, kv_blocks, block_size):
+    def __init__(self, kv_blocks, block_size, blanks_first):
         self.kv_blocks = kv_blocks
         self.block_size = block_size
+        self.blanks_first = blanks_first
         self.queue = OrderedDict((block, None) for block in range(1, kv_blocks + 1))
         self.protected = set()
         self.running_refs = [0] * (kv_blocks + 1)
@@ -78,13 +83,20 @@ class Pool:
 
     def clear_name(self, block):
         """Make `block` a blank, where it is."""
-        name = self.names[block]
-        if name is None:
+        name, self.names[block] = self.names[block], None
+        if name in (None, FORGOTTEN):
             return
-        self.names[block] = None
         del self.holders[name][block]
         if not self.holders[name]:
             del self.holders[name]
+
+    def forget(self, context, first, last):
+        """The private blocks at positions first <= position < last keep content that no call finds."""
+        for position in range(max(first, context.shared_blocks), last):
+            for block in list(self.holders.get(context.name(position), ())):
+                assert block in self.queue
+                self.clear_name(block)
+                self.names[block] = FORGOTTEN
 
     def lookup(self, context, most):
         """Longest chain of resident blocks from position 0, at most `most` blocks. Touches nothing."""
@@ -129,6 +141,7 @@ class Pool:
 
     def give_back(self, blocks):
         """A running call uses these blocks no longer; last block first."""
+        first = []  # the blanks that go to the head of the queue, in the order in which they will stand there
         for block in reversed(blocks):
             self.running_refs[block] -= 1
             if self.running_refs[block] == 0:
@@ -136,6 +149,10 @@ class Pool:
                     self.protected.add(block)
                 else:
                     self.queue[block] = None
+                    if self.blanks_first and self.names[block] is None:
+                        first.append(block)
+        for block in reversed(first):
+            self.queue.move_to_end(block, last=False)
 
     # Protections
 
@@ -159,8 +176,9 @@ class Pool:
     def cut(self, context, first, last):
         """Compaction: the context's blocks at positions first <= position < last are no longer part of it.
 
-        Private ones lose their content where they are. A protection that is still there ends for them, so
-        they join the queue. Blocks of a shared prefix only lose this program's protection.
+        Private ones are forgotten where they are; in vLLM before 0.24 they become blanks there. A protection
+        that is still there ends for them, so they join the queue. Blocks of a shared prefix only lose this
+        program's protection.
         """
         protection = self.protections.get(context.program)
         if protection is not None:
@@ -170,6 +188,9 @@ class Pool:
             if not protection.blocks:
                 del self.protections[context.program]
             self._unkeep(gone)
+        if self.blanks_first:
+            self.forget(context, first, last)
+            return
         for position in range(max(first, context.shared_blocks), last):
             for block in list(self.holders.get(context.name(position), ())):
                 self.clear_name(block)

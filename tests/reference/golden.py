@@ -1,6 +1,8 @@
-"""Recorded runs of the real vLLM 0.19.0 scheduler in virtual time, as input of the simulators.
+"""Recorded runs of the real vLLM scheduler in virtual time, as input of the simulators.
 
-`tests/golden/*.json.gz` hold the workload, the cost model and every call, program and iteration of each run.
+`tests/golden/*.json.gz` (vLLM 0.19.0, synchronous) hold the workload, the cost model and every call, program
+and iteration of each run. More of them, also of vLLM 0.33.0 and of asynchronous scheduling, lie beside the
+repository in `SHARED`, if it is there.
 """
 
 import gzip
@@ -9,6 +11,12 @@ from pathlib import Path
 
 FOLDER = Path(__file__).parent.parent / "golden"
 NAMES = tuple(sorted(path.name.removesuffix(".json.gz") for path in FOLDER.glob("*.json.gz")))
+
+SHARED = FOLDER.parent.parent.parent / "shared" / "data" / "vllm_scheduler"
+SHARED_NAMES = tuple(
+    sorted(str(path.relative_to(SHARED).with_suffix("")) for path in SHARED.glob("**/*.json"))
+)
+"""Such as "p_thrash" and "v0.33_async/g_bfcl_async_eos"; those that are also in `FOLDER` among them."""
 
 SCHEDULING = {"program_arrival": "program_fcfs"}
 """Names of priority functions in the recordings that are called otherwise here."""
@@ -23,6 +31,11 @@ def load(name):
     """The recording `name`, as it was written."""
     with gzip.open(FOLDER / f"{name}.json.gz", "rt") as file:
         return json.load(file)
+
+
+def load_shared(name):
+    """The recording `name` of `SHARED_NAMES`."""
+    return json.loads((SHARED / f"{name}.json").read_text())
 
 
 def convert(recording):
@@ -56,6 +69,12 @@ def convert(recording):
         "scheduling": scheduling,
         "routing": ("round_robin", {}),
         "admission": ("always", {}),
+        "vllm": recording["vllm_version"].rpartition(".")[0],
+        "async_scheduling": recorded["async_scheduling"],
+        "finish": recorded.get("finish", "eos"),
+        "reserve_full_isl": recorded["scheduler_reserve_full_isl"],
+        "watermark": recorded.get("watermark", 0.0),
+        "long_prefill_token_threshold": recorded["long_prefill_token_threshold"],
     }
     return programs, config
 
@@ -113,4 +132,6 @@ def expected(recording):
     totals["evicted_blocks"] = recorded["cached_blocks_evicted"]
     totals["busy_ns"] = [to_ns(recorded["busy_s"])]
     totals["makespan_ns"] = to_ns(recorded["makespan_s"])
+    if "wasted_tokens" in recorded:
+        totals["wasted_tokens"] = recorded["wasted_tokens"]
     return {"calls": calls, "programs": programs, "totals": totals}

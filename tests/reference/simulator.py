@@ -7,41 +7,72 @@ programs: list of dicts
     prefix: int | None            index into config["prefix_tokens"]
     calls: list of (new_tokens, output_tokens, kept_tokens | None, gap_ns); kept_tokens is the part of the
            *previous* call's context that this call keeps (None: all), gap_ns the tool gap after this call
+    finish: list of "eos" | "max_tokens", one per call (default: config["finish"] for all)
 
 config: dict
     kv_blocks, block_size, max_num_seqs, max_num_batched_tokens, max_model_len, replicas
     prefix_tokens: [int, ...]
     cost: dict(c0, c_tok, c_seq, c_kv, c_prefill, wakeup), nanoseconds
     retention, routing, admission: (name, params); scheduling: name
+    vllm: the version whose rules hold, a key of `VERSIONS` (default "0.33")
+    async_scheduling: a batch is formed while the one before it runs (default False)
+    finish: how a call ends: "eos" (default): the server sees it in the last token; "max_tokens": it knows the
+            length in advance, as it always does if that is max_model_len. Only matters to async_scheduling
+    reserve_full_isl: a call is admitted only if its whole prompt fits, not just a first chunk (default True)
+    watermark: fraction of the blocks that an admission leaves free while other calls run (default 0.0)
+    long_prefill_token_threshold: most tokens of one call in one batch (default 0: no such limit)
     slots: each replica has slots as in llama.cpp's server instead of blocks, see `slots.py` (default False)
-    phantom_hash: keep vLLM's quirk that a victim already scheduled in the step leaves the names of the blocks
-                  this step would have filled on them (default False)
     check: verify every invariant after every event (default False; slow)
 """
 
 import heapq
+from collections import Counter, deque
+from dataclasses import dataclass
 
 from . import policies
-from .blocks import Context, Pool
+from .blocks import FORGOTTEN, Context, Pool
+
+
+@dataclass(frozen=True)
+class Version:
+    """What distinguishes the versions of vLLM."""
+
+    blanks_first: bool  # blanks that are given back go to the head of the free queue, not to its tail
+    goes_on_after_self: bool  # pass 1 goes on after a call that was its own victim; else it ends there
+    lone_call_unlimited: bool  # long_prefill_token_threshold is not for a call that is alone on its replica
+
+
+VERSIONS = {
+    "0.19": Version(blanks_first=False, goes_on_after_self=False, lone_call_unlimited=False),
+    "0.24": Version(blanks_first=True, goes_on_after_self=False, lone_call_unlimited=False),
+    "0.33": Version(blanks_first=True, goes_on_after_self=True, lone_call_unlimited=True),
+}
 
 
 class Call:
     """One call from its release on."""
 
-    def __init__(self, program, index, prompt, output, released, context):
+    def __init__(self, program, index, prompt, output, released, context, length_known):
         self.program = program
         self.index = index
         self.prompt = prompt
         self.output = output
         self.released = released
         self.context = context
+        self.length_known = length_known  # to the server, before the last token is there
         self.known = prompt  # prompt tokens and tokens sampled so far
-        self.computed = 0
+        self.computed = 0  # tokens whose computation was scheduled
+        self.ahead = 0  # tokens that batches formed so far will sample, asynchronous only
+        self.in_flight = 0  # tokens in batches that have not ended
+        self.stale = 0  # those of them that were in flight when the call was last preempted
         self.blocks = []
+        self.named = 0  # of them, that have content
         self.priority = 0
         self.replica = None
         self.scheduled = None
         self.first_token = None
+        self.last_token = None
+        self.longest_gap = -1  # between two of its tokens
         self.finished = None
         self.cached_tokens = None
         self.preemptions = 0
@@ -58,19 +89,42 @@ class Call:
         return (self.priority, self.released, self.program)
 
 
+@dataclass
+class Entry:
+    """A call in a batch, with what was known of it when the batch was formed."""
+
+    call: Call
+    n: int  # tokens
+    before: int  # computed before
+    decode: bool
+    samples: bool  # the batch samples a token for it
+    preemptions: int
+
+
+@dataclass
+class Batch:
+    """What one `schedule()` has decided."""
+
+    entries: list
+    preempted: list
+    scheduled: int  # when
+    duration: int  # without the wake-up
+
+
 class Replica:
-    """One engine: its blocks, its calls and the iteration it is in."""
+    """One engine: its blocks, its calls and its batches."""
 
     def __init__(self, index, pool):
         self.index = index
         self.pool = pool
         self.running = []  # in order of admission
         self.waiting = []  # front first
-        self.batch = []  # [call, tokens, computed before] of the iteration in progress; empty: in none
+        self.formed = deque()  # batches, oldest first; the first one runs, if `runs`
+        self.runs = False  # an iteration is in progress
         self.started = None
         self.ends = None  # end of the iteration in progress, or of the last one
-        self.preempted = []  # by the schedule() that started the iteration in progress
-        self.waiting_at_start = 0
+        self.flush = False  # asynchronous: a call has finished since the last schedule()
+        self.waiting_seen = 0  # calls that waited at the last schedule() and have not finished
         self.busy_ns = 0
 
 
@@ -81,6 +135,8 @@ def simulate(programs, config, log=None):
     """
     from .slots import SlotSimulation  # here, because it builds on this module
 
+    if config.get("slots", False) and config.get("async_scheduling", False):
+        raise ValueError("slots are synchronous")
     kind = SlotSimulation if config.get("slots", False) else Simulation
     simulation = kind(programs, config, log)
     simulation.run()
@@ -99,7 +155,10 @@ class Simulation:
         self.programs = programs
         self.config = config
         self.log = log
+        self.version = VERSIONS[config.get("vllm", "0.33")]
+        self.asynchronous = config.get("async_scheduling", False)
         self.block_size = config["block_size"]
+        self.watermark = int(config.get("watermark", 0.0) * (config["kv_blocks"] + 1))
         self.retention, self.retention_params = config["retention"]
         self.routing, self.routing_params = config["routing"]
         self.admission, self.admission_params = config["admission"]
@@ -133,13 +192,15 @@ class Simulation:
                 "recompute_tokens",
                 "prefill_tokens",
                 "decode_tokens",
+                "wasted_tokens",
             ),
             0,
         )
+        self.token_gaps = Counter()
 
     def new_pool(self):
         """The KV blocks of one replica, all of them free."""
-        return Pool(self.config["kv_blocks"], self.block_size)
+        return Pool(self.config["kv_blocks"], self.block_size, self.version.blanks_first)
 
     def fits(self, context_tokens):
         """Can a call of so many prompt and output tokens ever run on a replica?"""
@@ -167,7 +228,7 @@ class Simulation:
     def run(self):
         """Go from event to event until nothing is left to do."""
         while True:
-            times = [replica.ends for replica in self.replicas if replica.batch]
+            times = [replica.ends for replica in self.replicas if replica.runs]
             if self.releases:
                 times.append(self.releases[0][0])
             if not times:
@@ -175,7 +236,7 @@ class Simulation:
             assert self.now is None or min(times) > self.now, "time goes forward"
             self.now = min(times)
             for replica in self.replicas:
-                if replica.batch and replica.ends == self.now:
+                if replica.runs and replica.ends == self.now:
                     self.end_iteration(replica)
                     self.check()
             while self.releases and self.releases[0][0] == self.now:
@@ -183,53 +244,84 @@ class Simulation:
                 self.release(p, k)
                 self.check()
             for replica in self.replicas:
-                if not replica.batch and (replica.running or replica.waiting):
-                    self.start_iteration(replica)
+                if not replica.runs:
+                    self.go_on(replica)
                     self.check()
         assert None not in self.finished, "every program finishes"
 
     def end_iteration(self, replica):
-        """Sample tokens; complete the calls that have all their output."""
-        batch, duration = replica.batch, replica.ends - replica.started
-        replica.batch = []
-        for call, n, before in batch:
+        """Credit the calls, sample tokens, complete the calls that have all their output."""
+        batch, duration = replica.formed.popleft(), replica.ends - replica.started
+        replica.runs = False
+        wasted = 0
+        for entry in batch.entries:
+            call = entry.call
             call.service_ns += duration
             self.attained_ns[call.program] += duration
-            if self.is_decode(call, before):
-                self.totals["decode_tokens"] += n
+            if call.finished is not None or call.preemptions > entry.preemptions:
+                wasted += entry.n
+            if entry.decode:
+                self.totals["decode_tokens"] += entry.n
             else:
-                self.totals["prefill_tokens"] += n
-                if call.preemptions:
-                    self.totals["recompute_tokens"] += n
-        for call, _, _ in batch:
-            if call.computed == call.known:
-                call.known += 1
-                if call.first_token is None:
-                    call.first_token = self.now
-                if call.sampled == call.output:
-                    self.complete(replica, call)
+                self.totals["prefill_tokens"] += entry.n
+                if entry.preemptions:
+                    self.totals["recompute_tokens"] += entry.n
+        self.totals["wasted_tokens"] += wasted
+        for entry in batch.entries:
+            self.receive(replica, entry)
         if self.log is not None:
             self.log.append(
                 {
                     "replica": replica.index,
+                    "scheduled_ns": batch.scheduled,
                     "start_ns": replica.started,
                     "duration_ns": duration,
-                    "batch": [(call.program, call.index, n, before) for call, n, before in batch],
+                    "batch": [(e.call.program, e.call.index, e.n, e.before) for e in batch.entries],
+                    "wasted_tokens": wasted,
                     "free_blocks": replica.pool.free,
                     "running": len(replica.running),
-                    "waiting": replica.waiting_at_start,
-                    "preempted": [(call.program, call.index) for call in replica.preempted],
+                    "waiting": replica.waiting_seen,
+                    "preempted": [(call.program, call.index) for call in batch.preempted],
                 }
             )
 
+    def receive(self, replica, entry):
+        """The output of one call in a batch that has ended."""
+        call = entry.call
+        call.in_flight -= entry.n
+        stale = call.stale > 0
+        if stale:  # the call was preempted meanwhile; its token counts all the same
+            call.stale -= entry.n
+        if call.finished is not None or not entry.samples:
+            return
+        call.known += 1
+        if self.asynchronous and not stale:
+            call.ahead -= 1
+            self.name_blocks(replica.pool, call, call.computed - call.in_flight)
+        if call.first_token is None:
+            call.first_token = self.now
+        else:
+            gap = self.now - call.last_token
+            self.token_gaps[gap] += 1
+            call.longest_gap = max(call.longest_gap, gap)
+        call.last_token = self.now
+        if call.sampled == call.output:
+            self.complete(replica, call)
+
     def complete(self, replica, call):
-        """The call has ended."""
+        """The call has ended. It may wait: then it was preempted while its last token was in flight."""
         p, k = call.program, call.index
         calls = self.programs[p]["calls"]
         last = k + 1 == len(calls)
-        assert call.computed == call.prompt + call.output - 1
         self.give_back(replica.pool, call, last)
-        replica.running.remove(call)
+        if call in replica.running:
+            assert call.computed - call.in_flight == call.known - 1
+            replica.running.remove(call)
+        else:
+            assert not call.blocks and not call.computed
+            replica.waiting.remove(call)
+            replica.waiting_seen -= 1
+        replica.flush = self.asynchronous
         call.finished = self.now
         self.context_tokens[p] = call.prompt + call.output
         if last:
@@ -239,7 +331,7 @@ class Simulation:
 
     def give_back(self, pool, call, last):
         """Section 5: the blocks of a call that has ended go where retention says."""
-        full = call.computed // self.block_size
+        full = (call.known - 1) // self.block_size
         keep, deadline = policies.retain(self.retention, self.retention_params, self.now, pool.utilization)
         if not keep:
             for block in call.blocks[call.context.shared_blocks :]:
@@ -247,14 +339,17 @@ class Simulation:
         elif deadline is not None and not last:
             pool.protect(call.context, call.blocks[:full], deadline)
         pool.give_back(call.blocks)
-        call.blocks = []
+        call.blocks, call.named = [], 0
 
     def release(self, p, k):
         """Route, prioritise, end the protection, cut, queue."""
         new, output, kept, _ = self.programs[p]["calls"][k]
         context, context_tokens = self.contexts[p], self.context_tokens[p]
         kept = self._kept_tokens(k, kept, context_tokens)
-        call = Call(p, k, kept + new, output, self.now, context)
+        finish = self.programs[p].get("finish")
+        finish = self.config.get("finish", "eos") if finish is None else finish[k]
+        length_known = finish == "max_tokens" or kept + new + output == self.config["max_model_len"]
+        call = Call(p, k, kept + new, output, self.now, context, length_known)
         self.calls[p, k] = call
         self.totals["prompt_tokens"] += call.prompt
         most = min(call.prompt - 1, kept)
@@ -300,53 +395,87 @@ class Simulation:
         """What a call would find if it were admitted now, at most so many tokens. Touches nothing."""
         return len(pool.lookup(call.context, most // self.block_size)) * self.block_size
 
-    def start_iteration(self, replica):
-        """Schedule until something is scheduled, and start an iteration of it."""
+    def go_on(self, replica):
+        """At a boundary: form batches, at most two if asynchronous, else one, and start the oldest of them.
+
+        A batch without tokens takes no time, but it has a place among the batches.
+        """
+        formed, depth = replica.formed, 2 if self.asynchronous else 1
         while True:
-            batch, preempted = self.schedule(replica)
-            self.totals["preemptions"] += len(preempted)
-            if batch:
+            if replica.running or replica.waiting or replica.flush:
+                formed.append(self.form(replica))
+                if len(formed) < depth and (formed[-1].entries or replica.running or replica.waiting):
+                    continue
+            if not formed or formed[0].entries:
                 break
-            assert preempted, "no progress"
+            formed.popleft()
+        replica.waiting_seen = len(replica.waiting)
+        if formed:
+            duration = formed[0].duration
+            if replica.ends is None or replica.ends < self.now:
+                duration += self.config["cost"]["wakeup"]
+            replica.runs = True
+            replica.started, replica.ends = self.now, self.now + duration
+            replica.busy_ns += duration
+            self.totals["iterations"] += 1
+
+    def form(self, replica):
+        """The batch of one `schedule()`, perhaps without tokens."""
+        batch, preempted = self.schedule(replica)
+        self.totals["preemptions"] += len(preempted)
+        duration = 0
+        if batch:
+            duration = self.iteration_ns(batch)
+        else:
+            in_flight = any(earlier.entries for earlier in replica.formed)
+            assert preempted or in_flight or replica.flush, "no progress"
             self.totals["empty_schedules"] += 1
-            self.check()
-        duration = self.iteration_ns(batch)
-        if replica.ends is None or replica.ends < self.now:
-            duration += self.config["cost"]["wakeup"]
-        replica.batch, replica.preempted = batch, preempted
-        replica.waiting_at_start = len(replica.waiting)
-        replica.started, replica.ends = self.now, self.now + duration
-        replica.busy_ns += duration
-        self.totals["iterations"] += 1
+        replica.flush = False
+        entries = []
+        for call, n, before in batch:
+            decode = self.is_decode(call, before)
+            samples = call.computed == call.known + call.ahead
+            entries.append(Entry(call, n, before, decode, samples, call.preemptions))
+            call.in_flight += n
+            if self.asynchronous and samples:
+                call.ahead += 1
+        self.check()
+        return Batch(entries, preempted, self.now, duration)
 
     # Section 4: schedule()
 
     def schedule(self, replica):
-        """One `schedule()`. Returns the batch and the calls preempted."""
+        """One `schedule()`. Returns the batch, a list of [call, tokens, computed before], and the victims."""
         pool, running, block_size = replica.pool, replica.running, self.block_size
         budget = self.config["max_num_batched_tokens"]
+        longest = self.longest_chunk(replica)
         batch, preempted = [], []
 
         # Pass 1: running calls in order of admission.
         position = 0
         while position < len(running) and budget > 0:
             call = running[position]
-            n = min(call.known - call.computed, budget)
-            assert n > 0
+            if call.length_known and call.sampled + call.ahead == call.output:
+                position += 1  # its last token is in flight
+                continue
+            n = self.chunk(call, call.computed, min(budget, longest))
             needed = max(0, ceil_div(call.computed + n, block_size) - len(call.blocks))
             while needed > pool.available:
                 victim = self.victim(running)
+                if running.index(victim) < position:
+                    position -= 1
                 running.remove(victim)
                 entry = next((entry for entry in batch if entry[0] is victim), None)
                 if entry is not None:
                     batch.remove(entry)
                     budget += entry[1]
-                    position -= 1
-                self.preempt(replica, victim, entry)
+                self.preempt(replica, victim)
                 preempted.append(victim)
                 if victim is call:
                     break
             if call in preempted:
+                if self.version.goes_on_after_self:
+                    continue
                 break
             self.grow(pool, call, n, needed)
             batch.append([call, n, call.computed - n])
@@ -359,7 +488,11 @@ class Simulation:
             if call is None:
                 break
             hits = pool.lookup(call.context, (call.known - 1) // block_size)
-            if ceil_div(call.known, block_size) - len(hits) + pool.not_in_use(hits) > pool.available:
+            hit_tokens = len(hits) * block_size
+            n = self.chunk(call, hit_tokens, min(budget, longest))
+            reserved = call.known if self.config.get("reserve_full_isl", True) else hit_tokens + n
+            required = ceil_div(reserved, block_size) - len(hits) + pool.not_in_use(hits)
+            if required + (self.watermark if running else 0) > pool.available:
                 break
             replica.waiting.remove(call)
             running.append(call)
@@ -367,26 +500,44 @@ class Simulation:
             if self.retention in policies.ENDS_AT_ADMISSION:
                 for other in self.replicas:
                     other.pool.end_protection(call.program)
-            hit_tokens = len(hits) * block_size
-            call.blocks, call.computed = list(hits), hit_tokens
+            pool.forget(call.context, len(hits), ceil_div(call.known, block_size))
+            call.blocks, call.named, call.computed = list(hits), len(hits), hit_tokens
             if call.scheduled is None:
                 call.scheduled, call.cached_tokens = self.now, hit_tokens
                 self.totals["hit_tokens"] += hit_tokens
             else:
                 call.resume_hit_tokens += hit_tokens
                 self.totals["resume_hit_tokens"] += hit_tokens
-            n = min(call.known - call.computed, budget)
-            self.grow(pool, call, n, ceil_div(call.computed + n, block_size) - len(hits))
+            self.grow(pool, call, n, ceil_div(hit_tokens + n, block_size) - len(hits))
             batch.append([call, n, hit_tokens])
             budget -= n
         return batch, preempted
 
+    def longest_chunk(self, replica):
+        """The most tokens that one call of a batch may have."""
+        threshold = self.config.get("long_prefill_token_threshold", 0)
+        alone = len(replica.running) + len(replica.waiting) == 1
+        if not threshold or (alone and self.version.lone_call_unlimited):
+            return self.config["max_num_batched_tokens"]
+        return threshold
+
+    def chunk(self, call, computed, most):
+        """Tokens of a call to compute next, after `computed` ones; at most so many."""
+        n = min(call.known + call.ahead - computed, most, self.config["max_model_len"] - 1 - computed)
+        assert n > 0
+        return n
+
     def grow(self, pool, call, n, needed):
         """Take the blocks for n more tokens; the blocks they fill get their content at once."""
         call.blocks += pool.take(needed, self.now)
-        first = call.computed // self.block_size
         call.computed += n
-        pool.set_names(call.context, call.blocks, first, call.computed // self.block_size)
+        self.name_blocks(pool, call, min(call.computed, call.known))
+
+    def name_blocks(self, pool, call, tokens):
+        """The full blocks of so many tokens get their content, those that do not have it yet."""
+        full = max(call.named, tokens // self.block_size)
+        pool.set_names(call.context, call.blocks, call.named, full)
+        call.named = full
 
     def head(self, replica):
         """The first waiting call that may start."""
@@ -395,7 +546,8 @@ class Simulation:
         def uncached_tokens(call):
             return call.prompt - self.resident_tokens(pool, call, call.prompt - 1)
 
-        for call in replica.waiting:
+        waiting = [call for call in replica.waiting if not call.stale]
+        for call in waiting:
             if call.preemptions or policies.admit(
                 self.admission,
                 self.admission_params,
@@ -405,8 +557,8 @@ class Simulation:
                 protected=any(call.context.program in other.pool.protections for other in self.replicas),
             ):
                 return call
-        if replica.waiting and not replica.running:
-            return replica.waiting[0]
+        if waiting and not replica.running:
+            return waiting[0]
         return None
 
     # Section 6: preemption
@@ -419,13 +571,16 @@ class Simulation:
             running, key=lambda call: (call.priority, call.released)
         )  # of equals the first, as max() does
 
-    def preempt(self, replica, call, entry):
-        """Give the blocks back; the call waits again. `entry`: its entry of this step's batch, or None."""
-        if entry is not None and not self.config.get("phantom_hash", False):
-            for block in call.blocks[entry[2] // self.block_size :]:
-                replica.pool.clear_name(block)
+    def preempt(self, replica, call):
+        """Give the blocks back; the call waits again. Its tokens in flight will arrive all the same.
+
+        The blocks that got content keep it, also those that this step would have filled. A block that a token in
+        flight fills has none, if that token was not known when its batch was formed and this step has not
+        scheduled the call.
+        """
         replica.pool.give_back(call.blocks)
-        call.blocks, call.computed = [], 0
+        call.blocks, call.named, call.computed = [], 0, 0
+        call.ahead, call.stale = 0, call.in_flight
         call.preemptions += 1
         replica.waiting.insert(0, call)
         if not self.fcfs_queue:
@@ -435,8 +590,8 @@ class Simulation:
 
     @staticmethod
     def is_decode(call, before):
-        """Is this entry of a batch a decode? (Asked before the entry's token is sampled.)"""
-        return before == call.known - 1 and call.sampled > 0
+        """Is this entry of a batch a decode? (Asked while the batch is formed.)"""
+        return before == call.known + call.ahead - 1 and call.sampled + call.ahead > 0
 
     def iteration_ns(self, batch):
         """Duration of an iteration, without the wake-up."""
@@ -466,7 +621,7 @@ class Simulation:
                     "cached_tokens",
                     "preemptions",
                 )
-                fields += ("resume_hit_tokens", "service_ns", "priority", "replica")
+                fields += ("resume_hit_tokens", "service_ns", "priority", "replica", "longest_gap")
                 calls.append({field: getattr(call, field) for field in fields})
         totals = dict(self.totals)
         totals["evicted_blocks"] = sum(replica.pool.evicted_blocks for replica in self.replicas)
@@ -483,6 +638,7 @@ class Simulation:
                 for p, program in enumerate(self.programs)
             ],
             "totals": totals,
+            "token_gaps": dict(self.token_gaps),
         } | self.final_blocks()
 
     def final_blocks(self):
@@ -518,31 +674,37 @@ class Simulation:
             # Names and holders agree.
             holders = {(name, block) for name, held in pool.holders.items() for block in held}
             assert holders == {
-                (pool.names[block], block) for block in blocks if pool.names[block] is not None
+                (pool.names[block], block) for block in blocks if pool.names[block] not in (None, FORGOTTEN)
             }
+            assert all(block in pool.queue for block in blocks if pool.names[block] == FORGOTTEN)
             for call in replica.running:
                 assert len(call.blocks) == ceil_div(call.computed, self.block_size)
+                full = min(call.computed, call.known - (call.ahead > 0)) // self.block_size
+                assert full <= call.named <= min(call.computed, call.known) // self.block_size
                 for position, block in enumerate(call.blocks):
-                    full = position < call.computed // self.block_size
-                    assert pool.names[block] == (call.context.name(position) if full else None)
+                    assert pool.names[block] == (
+                        call.context.name(position) if position < call.named else None
+                    )
             for program, protection in pool.protections.items():
                 assert protection.blocks and not any(call.program == program for call in replica.running)
                 for position, block in enumerate(protection.blocks):
                     assert pool.names[block] == self.contexts[program].name(position)
-            # What is resident of a context is a prefix of it, and lies in one place only.
-            if not self.config.get("phantom_hash", False):
-                for name, held in pool.holders.items():
-                    kind, owner, position = name
-                    assert len(held) == 1
-                    if kind == "prefix":
-                        assert position == 0 or (kind, owner, position - 1) in pool.holders
-                    elif position:
-                        assert self.contexts[owner].name(position - 1) in pool.holders
+            # What is resident of a context is a prefix of it, and lies in one place only; but with chunks of
+            # limited length several calls may compute the same shared prefix side by side.
+            limited = self.config.get("long_prefill_token_threshold", 0) > 0
+            for name, held in pool.holders.items():
+                kind, owner, position = name
+                assert len(held) == 1 or (kind == "prefix" and limited)
+                if kind == "prefix":
+                    assert position == 0 or (kind, owner, position - 1) in pool.holders
+                elif position:
+                    assert self.contexts[owner].name(position - 1) in pool.holders
             self.check_limits(replica)
 
     def check_limits(self, replica):
         """Limits and the order of the queue."""
         assert len(replica.running) <= self.config["max_num_seqs"]
-        assert sum(n for _, n, _ in replica.batch) <= self.config["max_num_batched_tokens"]
+        for batch in replica.formed:
+            assert sum(entry.n for entry in batch.entries) <= self.config["max_num_batched_tokens"]
         if not self.fcfs_queue:
             assert replica.waiting == sorted(replica.waiting, key=Call.order)
