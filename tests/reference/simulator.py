@@ -574,8 +574,8 @@ class Simulation:
     def preempt(self, replica, call):
         """Give the blocks back; the call waits again. Its tokens in flight will arrive all the same.
 
-        The blocks that got content keep it, also those that this step would have filled. A block that a token in
-        flight fills has none, if that token was not known when its batch was formed and this step has not
+        The blocks that got content keep it, also those that this step would have filled. A block that a token
+        in flight fills has none, if that token was not known when its batch was formed and this step has not
         scheduled the call.
         """
         replica.pool.give_back(call.blocks)
