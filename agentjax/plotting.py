@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ import numpy as np
 from agentjax.errors import complaint
 from agentjax.report import Row, baseline, label, load_text, rows, title
 from agentjax.statistics import mean_interval
+from agentjax.store import replacing
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -88,20 +88,18 @@ def save_figure(figure: "Figure", path: str | Path) -> None:
     """Writes a figure; the kind follows the file's ending. Equal figures are equal PNG bytes.
 
     Raises:
-        InputError: an ending that matplotlib cannot write.
+        InputError: an ending that matplotlib cannot write, a full disk, or a place that cannot be written to.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     path = Path(path)
     check_ending(path)
     FigureCanvasAgg(figure)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{os.getpid()}.partial.{path.name}")
     metadata: dict[str, Any] = {".png": {"Software": None}, ".svg": {"Date": None}}.get(
         path.suffix.lower(), {"CreationDate": None}
     )
-    figure.savefig(partial, dpi=150, metadata=metadata)
-    os.replace(partial, path)
+    with replacing(path) as partial:
+        figure.savefig(partial, format=path.suffix[1:].lower(), dpi=150, metadata=metadata)
 
 
 def check_ending(path: str | Path) -> None:

@@ -50,12 +50,51 @@ SWEEP = [
     ([AXIS, "cluster.kv_blocks=10"], "expected at most 10"),
     ([AXIS, "out=/proc/nothing/here"], "output folder /proc/nothing/here"),
     ([AXIS, "retention=lru,ttl"], "to sweep over them: grid.axes.retention=[lru,ttl]"),
+    (["grid.axes.seed=range(1e9)"], "found too long a range, expected at most 1,000,000 values"),
+    (["grid.axes.seed=range(1000000000)"], "found too long a range"),
+    (["grid.axes.rate=range(0,1,0)"], "found too long a range"),
+    (
+        ["grid.axes.seed=range(2000)", "grid.axes.kv_blocks=range(1000,2000)"],
+        "grid: found 2,000,000 points, expected at most 1,000,000",
+    ),
+    (
+        ["workload=file", "workload.path=own.jsonl", "grid.axes.seed=range(4)"],
+        "grid axis 'workload.seed': found a file with arrivals of its own",
+    ),
+    (
+        ["retention=ttl", "grid.axes.tau_s=[-5,2]"],
+        "retention 'ttl', tau_s: found -5, expected a number of at",
+    ),
     ([AXIS, "--multirun"], "expected axes of a grid"),
 ]
 BOTH = [
     (["workload=swebensh"], "workload: found 'swebensh', expected one of"),
     (["workload.rat=2"], "(closest: rate)"),
     (["retention.tau_s=2"], "lru has no parameters"),
+    (["+foo=1"], "key 'foo': found no 'foo', expected one of workload, cluster"),
+    (["++foo.bar=1"], "key 'foo.bar': found no 'foo'"),
+    (["+execution.lanes=1"], "key 'execution.lanes': found no 'lanes' under execution"),
+    (["+workload.foo=1"], "swebench, foo: found an unknown field"),
+    (["+retention.foo=1"], "retention 'lru': found an unknown parameter 'foo'"),
+    (
+        ["~retention"],
+        "argument '~retention': found a key without which there is no run, expected retention=VALUE",
+    ),
+    (["~execution"], "argument '~execution'"),
+    (["~out"], "'out' does not exist"),
+    (["~execution.devices"], "execution"),
+    (["~cluster"], "argument '~cluster'"),
+    (["execution.lanes_per_tile=0"], "execution.lanes_per_tile: found 0, expected a whole number >= 1"),
+    (["workload.calls_min=300"], "calls_min: found 300, expected at most 250"),
+    (
+        ["retention=ttl", "retention.tau_s=-5"],
+        "retention 'ttl', tau_s: found -5, expected a number of at least 0",
+    ),
+    (["admission=kv_gate", "admission.threshold=7"], "threshold: found 7, expected a number from 0 to 1"),
+    (
+        ["performance=affine", "performance.c0_s=1e18"],
+        "performance.c0_s: found 1e+18, expected a number of",
+    ),
     (["foo=1"], "key 'foo': found no 'foo', expected one of workload, cluster"),
     (["cluster.kv_blocks=many"], "cluster.kv_blocks: found"),
     (["cluster.kv_blocks=1]"], "expected KEY=VALUE or GROUP=OPTION"),
@@ -98,6 +137,9 @@ def test_bad_input_is_one_sentence(
 ):
     if "workload.path=broken.jsonl" in arguments:
         (tmp_path / "broken.jsonl").write_text('{"program": "a", "calls": [{"new_')
+    if "workload.path=own.jsonl" in arguments:
+        call = '{"new_tokens": 1, "output_tokens": 1, "tool_s": 0}'
+        (tmp_path / "own.jsonl").write_text(f'{{"program": "a", "arrival_s": 0, "calls": [{call}]}}')
     before = sorted(tmp_path.iterdir())
     monkeypatch.chdir(tmp_path)
     assert main(arguments) == 2

@@ -29,7 +29,7 @@ ALLOWED = {
     | {"agentjax.performance", "agentjax.policies", "agentjax.results", "agentjax.workloads"},
     "results.py": {"agentjax.cluster", "agentjax.energy", "agentjax.metrics", "agentjax.workloads.pack"}
     | {"numpy"},
-    "store.py": set(),
+    "store.py": {"agentjax.errors"},
     "cluster.py": {"agentjax.errors", "agentjax.performance"},
     "metrics.py": {"jaxtyping", "numpy"},
     "statistics.py": {"jaxtyping", "numpy"},

@@ -1,7 +1,9 @@
 """How a command runs: Hydra composes its configuration; whatever is wrong with it ends as one sentence."""
 
 import contextlib
+import errno
 import io
+import math
 import os
 import re
 import sys
@@ -13,14 +15,18 @@ from typing import Any
 
 import hydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import RangeSweep
 from omegaconf import DictConfig, OmegaConf
 
+from agentjax.config.compose import MOST_POINTS, plain, refuse_unknown
 from agentjax.config.files import with_performance_file
 from agentjax.config.folders import config_folder
 from agentjax.config.sentences import FOREIGN, translate
 from agentjax.errors import InputError, OutsideRange, complaint
 
 _AXIS = re.compile(r"(?P<sign>\+{0,2}|~)grid\.axes\.(?P<key>[^=]+?)(?:=(?P<values>.*))?", re.DOTALL)
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+"""Errors of a disk, which come without the name of a file where a file is written through its handle."""
 _DIRECTORY_FLAGS = ("--config-dir", "-cd")
 
 
@@ -61,10 +67,13 @@ def run_command(
     except InputError as error:
         print("error:", " ".join(str(error).split()), file=sys.stderr)
         return 2
+    except BrokenPipeError:
+        raise
     except OSError as error:
-        if error.filename is None:
+        if error.filename is None and error.errno not in _FULL:
             raise
-        print(f"error: {error.filename}: {(error.strerror or 'an error').lower()}", file=sys.stderr)
+        place = "writing" if error.filename is None else error.filename
+        print(f"error: {place}: {(error.strerror or 'an error').lower()}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
@@ -91,7 +100,9 @@ def _run(task: Task, config_name: str, arguments: list[str], has_grid: bool) -> 
         started.append(True)
         with contextlib.redirect_stderr(terminal), _warnings_as_lines():
             try:
-                task(config, CommandLine(_own_overrides(), axes))
+                own = _own_overrides()
+                refuse_unknown(plain(config), own, config_name)
+                task(config, CommandLine(own, axes))
             except BaseException as error:  # Hydra would print a line of its own; raised again below
                 failure.append(error)
 
@@ -178,9 +189,18 @@ def _values(argument: str, text: str | None) -> list[Any]:
     if override.is_sweep_override():
         if not override.is_discrete_sweep():
             raise complaint(f"argument {argument!r}", "an interval", "a list such as [1,2,5]")
+        swept = override.value()
+        if isinstance(swept, RangeSweep) and not _length(swept) <= MOST_POINTS:
+            raise complaint(f"argument {argument!r}", "too long a range", f"at most {MOST_POINTS:,} values")
         return [getattr(value, "text", value) for value in override.sweep_iterator()]
     value = override.value()
     return value if isinstance(value, list) else [value]
+
+
+def _length(swept: RangeSweep) -> float:
+    """Values of a range; infinite without a step."""
+    start, stop, step = float(swept.start or 0), float(swept.stop or 0), float(swept.step)
+    return (stop - start) / step if step else math.inf
 
 
 @contextlib.contextmanager

@@ -1,6 +1,6 @@
 """Config groups and their options, composed one group at a time."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import hydra
@@ -9,11 +9,13 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
 from agentjax.config.files import COEFFICIENTS, FILE, file_overrides
-from agentjax.config.sentences import no_value
+from agentjax.config.sentences import no_value, unknown_key
 from agentjax.errors import among, complaint
 
 SIMULATION_GROUPS = ("workload", "cluster", "performance", "retention", "scheduling", "routing", "admission")
 """Groups that say what is simulated; the others say how and where to."""
+MOST_POINTS = 1_000_000
+"""Points of the largest grid, and values of its longest axis; more are refused before they are made."""
 
 
 def plain(config: DictConfig, resolve: bool = False) -> dict[str, Any]:
@@ -32,6 +34,41 @@ def refuse_missing(config: Mapping[str, Any], prefix: str = "") -> None:
             refuse_missing(value, f"{prefix}{key}.")
         elif value == "???":
             raise no_value(f"{prefix}{key}")
+
+
+def refuse_unknown(config: Mapping[str, Any], overrides: Sequence[str], config_name: str) -> None:
+    """Refuses what Hydra lets a command line do but a command would overlook or stumble over: new keys where
+    no part of it reads them, whole groups taken out, and values of `execution` that cannot be.
+
+    Raises:
+        InputError: names the argument or the key.
+    """
+    added = [item for item in overrides if item.startswith("+")]
+    known: Any = None
+    for item in added:
+        key = item.lstrip("+").partition("=")[0].partition("@")[0]
+        # A simulation group refuses keys by itself; a grid may have a baseline of any axes.
+        if key.partition(".")[0] in (*SIMULATION_GROUPS, "grid", "hydra"):
+            continue
+        if known is None:
+            known = plain(hydra.compose(config_name, overrides=[o for o in overrides if o not in added]))
+        above = _at(known, key.rpartition(".")[0])
+        if not isinstance(above, Mapping) or (above and key.rpartition(".")[2] not in above):
+            raise unknown_key(key, known)
+    for item in overrides:
+        key = item[1:].partition("=")[0]
+        if item.startswith("~") and "." not in key:
+            raise complaint(f"argument {item!r}", "a key without which there is no run", f"{key}=VALUE")
+    lanes = _at(config, "execution.lanes_per_tile")
+    if lanes is not None and (not isinstance(lanes, int) or isinstance(lanes, bool) or lanes < 1):
+        raise complaint("execution.lanes_per_tile", repr(lanes), "a whole number >= 1")
+
+
+def _at(config: Any, key: str) -> Any:
+    """The value of a dotted key; None where there is none."""
+    for part in key.split(".") if key else ():
+        config = config.get(part) if isinstance(config, Mapping) else None
+    return config
 
 
 class Groups:

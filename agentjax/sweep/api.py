@@ -14,6 +14,7 @@ from agentjax.cluster import Cluster
 from agentjax.config.build import chosen
 from agentjax.engine.run import LaneSpec
 from agentjax.errors import among, complaint
+from agentjax.performance.base import MOST_S
 from agentjax.policies import FAMILIES, Policy
 from agentjax.policies.base import Member
 from agentjax.store import save_dataset
@@ -70,6 +71,8 @@ def sweep(
     Raises:
         InputError: an axis or a value that does not exist, before anything runs.
     """
+    if isinstance(lanes_per_tile, bool) or not isinstance(lanes_per_tile, int) or lanes_per_tile < 1:
+        raise complaint("lanes_per_tile", repr(lanes_per_tile), "a whole number >= 1")
     subject = _Subject(workload, cluster, policy, grid)
     axes = make_axes(subject.values_of)
     labels = reference(axes, baseline or {})
@@ -211,6 +214,10 @@ def _replaced(value: Any, changes: Mapping[str, Any]) -> Any:
     if not changes:
         return value
     if isinstance(value, eqx.Module):  # a performance model: its numbers are leaves
+        for name, number in changes.items():
+            fine = isinstance(number, int | float) and not isinstance(number, bool)
+            if not fine or not 0 <= number <= MOST_S * 1e9:
+                raise complaint(f"performance.{name}", repr(number), f"a number from 0 to {MOST_S * 1e9:g}")
         numbers = [np.asarray(number, np.float64) for number in changes.values()]
         return eqx.tree_at(lambda model: [getattr(model, name) for name in changes], value, numbers)
     return dataclasses.replace(value, **changes)

@@ -22,7 +22,7 @@ from agentjax.policies import FAMILIES
 from agentjax.report import check_published, level_sentence, make_console, policy_table
 from agentjax.store import open_dataset, save_dataset
 from agentjax.sweep.cube import build_cube
-from agentjax.sweep.grid import Axis, Grid, canonical, expand, flatten, reference, seeds
+from agentjax.sweep.grid import Grid, canonical, expand, flatten, reference, seeds
 from agentjax.sweep.run import Finished, run_points
 from agentjax.sweep.tiles import Tiles
 from agentjax.version import package_version
@@ -44,7 +44,7 @@ def run_grid(config: DictConfig, line: CommandLine) -> None:
     baseline = reference(grid.axes, _baseline(config, line, grid))
     check_published(_mapping(config, "published"))
     published = _published(config, line, grid)
-    lanes = _lanes_per_tile(config)
+    lanes = config.execution.lanes_per_tile
     points, workloads = _build(grid)
     folder = output_path("out", config.out, "a folder") or Path("outputs") / _name(config, grid)
     if folder.exists() and not folder.is_dir():
@@ -55,8 +55,9 @@ def run_grid(config: DictConfig, line: CommandLine) -> None:
     attrs = _attributes(raw, grid, baseline, published, _title(grid, points))
     finished = _run(points, workloads, folder, lanes, console)
     path = folder / "cube.zarr"
-    cube, is_new = _cube(path, grid.axes, finished, attrs)
+    cube = build_cube(grid.axes, finished.records, attrs)
     _report(cube, console)
+    is_new = _save(cube, path)
     console.print(f"cube   {path}", highlight=False, soft_wrap=True)
     if picture is not None:
         _figure(cube, picture, is_new)
@@ -91,11 +92,16 @@ def _mapping(config: DictConfig, key: str) -> dict[str, Any]:
 
 
 def _refuse_axes(overrides: list[str], grid: Grid) -> None:
-    """Refuses a single value for a key that the grid has an axis for."""
+    """Refuses a single value for a key that the grid has an axis for, and seeds that draw nothing."""
     for item in overrides:
         key, _, value = item.partition("=")
         if "." in key and key in (axis.key for axis in grid.axes):
             raise complaint(f"argument {item!r}", "one value for an axis", f"grid.axes.{key}=[{value}]")
+    has_seeds = any(axis.key == "workload.seed" and len(axis.values) > 1 for axis in grid.axes)
+    files = [config["workload"] for config in grid.configs if "path" in config["workload"]]
+    if has_seeds and any(workload.get("rate") is None for workload in files):
+        found = "a file with arrivals of its own, the same for every seed"
+        raise complaint("grid axis 'workload.seed'", found, "workload.rate=R, to draw arrivals, or no seeds")
 
 
 def _baseline(config: DictConfig, line: CommandLine, grid: Grid) -> dict[str, Any]:
@@ -122,13 +128,6 @@ def _published(config: DictConfig, line: CommandLine, grid: Grid) -> dict[str, A
     keys = [item.lstrip("+~").partition("=")[0] for item in line.overrides]
     others += [key for key in keys if key.partition(".")[0] in SIMULATION_GROUPS]
     return {} if others else _mapping(config, "published")
-
-
-def _lanes_per_tile(config: DictConfig) -> int:
-    lanes = config.execution.lanes_per_tile
-    if not isinstance(lanes, int) or isinstance(lanes, bool) or lanes < 1:
-        raise complaint("execution.lanes_per_tile", repr(lanes), "a whole number >= 1")
-    return lanes
 
 
 def _picture(config: DictConfig, folder: Path) -> Path | None:
@@ -250,18 +249,15 @@ def _run(
             progress.stop()
 
 
-def _cube(
-    path: Path, axes: tuple[Axis, ...], finished: Finished, attrs: Mapping[str, Any]
-) -> "tuple[xr.Dataset, bool]":
-    """The cube, written where it is not there yet; and whether it was written."""
-    cube = build_cube(axes, finished.records, attrs)
+def _save(cube: "xr.Dataset", path: Path) -> bool:
+    """Writes the cube where it is not there yet; whether it was written."""
     if (path / "zarr.json").is_file():
         try:
             if open_dataset(path).identical(cube):
-                return cube, False
+                return False
         except (OSError, ValueError, KeyError):  # not a store that can be read: replaced
             pass
-    return cube, save_dataset(cube, path)
+    return save_dataset(cube, path)
 
 
 def _report(cube: "xr.Dataset", console: Console) -> None:

@@ -3,6 +3,7 @@
 import copy
 import itertools
 import json
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -10,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from agentjax.config.compose import SIMULATION_GROUPS, Groups
+from agentjax.config.compose import MOST_POINTS, SIMULATION_GROUPS, Groups
 from agentjax.config.sentences import unknown_key
 from agentjax.errors import InputError, among, complaint, shown
 
@@ -40,7 +41,14 @@ class Axis:
 
 
 def make_axes(values_of: Mapping[str, Sequence[Any]]) -> tuple[Axis, ...]:
-    """Axes from checked keys and values; a dimension has the name its key ends with, if unique."""
+    """Axes from checked keys and values; a dimension has the name its key ends with, if unique.
+
+    Raises:
+        InputError: more points than a grid may have.
+    """
+    points = math.prod(map(len, values_of.values()))
+    if points > MOST_POINTS:
+        raise complaint("grid", f"{points:,} points", f"at most {MOST_POINTS:,}")
     shorts = [key.rpartition(".")[2] for key in values_of]
     axes = []
     for key, short in zip(values_of, shorts, strict=True):
@@ -53,20 +61,26 @@ def check_values(key: str, values: Any) -> list[Any]:
     """The values of an axis as a list.
 
     Raises:
-        InputError: not a list, empty, with repeated or with structured values.
+        InputError: not a list, empty, with repeated or with structured values, or longer than a grid may be.
     """
     if isinstance(values, _SCALARS):
         values = [values]
     if not isinstance(values, Iterable) or isinstance(values, str | Mapping):
         raise complaint(f"grid axis {key!r}", shown(values), "a list of values")
+    values = list(itertools.islice(values, MOST_POINTS + 1))
+    if len(values) > MOST_POINTS:
+        expected = f"at most {MOST_POINTS:,}"
+        raise complaint(f"grid axis {key!r}", f"more than {MOST_POINTS:,} values", expected)
     values = [value.item() if isinstance(value, np.generic) else value for value in values]
     if not values:
         raise complaint(f"grid axis {key!r}", "an empty list", "at least one value")
-    for index, value in enumerate(values):
+    seen: set[Any] = set()
+    for value in values:
         if not isinstance(value, _SCALARS):
             raise complaint(f"grid axis {key!r}", shown(value), "single values")
-        if value in values[:index]:
+        if value in seen:
             raise complaint(f"grid axis {key!r}", f"{shown(value)} twice", "each value once")
+        seen.add(value)
     return values
 
 

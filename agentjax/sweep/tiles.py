@@ -18,6 +18,7 @@ import numpy as np
 
 from agentjax.errors import complaint
 from agentjax.results import Record
+from agentjax.store import replacing
 from agentjax.version import package_version
 
 
@@ -116,16 +117,17 @@ class Tiles:
         return records
 
     def save(self, records: Mapping[str, Record]) -> Path:
-        """Writes one tile."""
-        self.prepare()
+        """Writes one tile.
+
+        Raises:
+            InputError: the disk is full, or the folder cannot be written to; the other tiles remain.
+        """
         name = hashlib.sha256("".join(sorted(records)).encode()).hexdigest()[:16]
         path = self.folder / f"{name}.npz"
-        partial = self.folder / f".{name}.{os.getpid()}.partial"
-        with open(partial, "wb") as file:
+        with replacing(path) as partial, open(partial, "wb") as file:
             file.write(_archive(_stack(records)))
             file.flush()
             os.fsync(file.fileno())
-        os.replace(partial, path)
         return path
 
 
