@@ -11,8 +11,10 @@ leaves NaN out. All functions work on the last axis, so that they take one run o
 | TPOT | call | first token | last token, divided by (output tokens - 1); calls with one output token have
 none |
 | e2e | call | release | last token |
+| ITL | token after a call's first | the token before | this token |
 """
 
+import math
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -81,6 +83,27 @@ def summarize(name: str, values: Float[np.ndarray, "*runs n"]) -> dict[str, Floa
             else:
                 out[f"{name}_{suffix}"] = np.nanpercentile(values, percentile, axis=-1)
     return out
+
+
+def summarize_counts(
+    name: str, values: Float[np.ndarray, " n"], counts: Int[np.ndarray, " n"]
+) -> dict[str, float]:
+    """What `summarize` gives of every value repeated as often as it is counted, and the largest
+    (`name_max`); `values` ascend.
+    """
+    total = int(counts.sum())
+    if total == 0:
+        return {f"{name}_{suffix}": float("nan") for suffix in (*SUMMARIES, "max")}
+    last = np.cumsum(counts)  # places in the order of all values, from 1, at which each value ends
+    out: dict[str, float] = {}
+    for suffix, percentile in SUMMARIES.items():
+        if percentile is None:
+            out[f"{name}_{suffix}"] = float((values * counts).sum() / total)
+            continue
+        place = percentile / 100 * (total - 1)
+        low, high = values[np.searchsorted(last, [math.floor(place), math.ceil(place)], side="right")]
+        out[f"{name}_{suffix}"] = float(low + (high - low) * (place - math.floor(place)))
+    return out | {f"{name}_max": float(values[-1])}
 
 
 def waiting_calls(calls: CallTimes, start_s: float, end_s: float) -> float:

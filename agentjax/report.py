@@ -218,12 +218,15 @@ def run_table(values: Mapping[str, Any], heading: str) -> "Table":
         ("jct", "JCT"),
         ("ttft", "TTFT"),
         ("tpot", "TPOT"),
+        ("itl", "ITL"),
         ("queue_delay", "queue delay"),
         ("e2e", "e2e"),
     ):
-        unit = 1e3 if name == "tpot" else 1.0
+        if f"{name}_mean" not in values:
+            continue
+        unit = 1e3 if name in ("tpot", "itl") else 1.0
         cells = [float(values[f"{name}_{suffix}"]) * unit for suffix in ("mean", "p50", "p95", "p99")]
-        table.add_row(f"{words} ({'ms' if name == 'tpot' else 's'})", *(_digits(cell) for cell in cells))
+        table.add_row(f"{words} ({'s' if unit == 1.0 else 'ms'})", *(_digits(cell) for cell in cells))
     return table
 
 

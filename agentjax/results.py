@@ -6,7 +6,7 @@ import numpy as np
 
 from agentjax.cluster import Cluster
 from agentjax.energy import run_energy
-from agentjax.metrics import CallTimes, run_metrics
+from agentjax.metrics import CallTimes, run_metrics, summarize_counts
 from agentjax.workloads.pack import SECOND, Workload
 
 Record = dict[str, Any]
@@ -41,6 +41,9 @@ def lane_record(outcome: Any, row: int, workload: Workload, cluster: Cluster) ->
         totals,
     )
     record["status"] = int(outcome.status[row])
+    if getattr(outcome, "token_gaps", None) is not None:
+        values, counts = outcome.token_gaps[row]
+        record |= summarize_counts("itl", values / SECOND, counts)
     return record
 
 

@@ -16,7 +16,7 @@ from agentjax import Cluster, Policy
 from agentjax.engine import run as engine
 from agentjax.engine.run import LaneSpec, Outcome, run_lanes
 from agentjax.performance import Affine
-from agentjax.policies import Observation, scheduling
+from agentjax.policies import Observation, registered, scheduling
 from agentjax.workloads.pack import Workload
 
 LANES = 32
@@ -34,10 +34,12 @@ CALL = {
     "resume_hit_tokens": "call_resumed_tokens",
     "preemptions": "call_preemptions",
     "replica": "call_replica",
+    "longest_gap": "call_longest_gap_ns",
 }
 """Fields of a call in the reference, and what the engine calls them."""
 PROGRAM = {"finished": "program_finished_ns", "service": "program_service_ns"}
 TOTALS = {
+    "wasted_tokens": "wasted_tokens",
     "iterations": "iterations",
     "empty_schedules": "empty_schedules",
     "preemptions": "preemptions",
@@ -51,6 +53,14 @@ FREE = {"c0": 0, "c_tok": 0, "c_seq": 0, "c_kv": 0, "c_prefill": 0.0, "wakeup": 
 """A cost model without cost."""
 
 LIMITS = ("replicas", "kv_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens", "max_model_len")
+RULES = {
+    "vllm": "0.33",
+    "async_scheduling": False,
+    "reserve_full_isl": True,
+    "watermark": 0.0,
+    "long_prefill_token_threshold": 0,
+}
+"""Rules of the scheduler, where a configuration of the reference does not have them."""
 
 
 def call_index(obs: Observation):
@@ -91,6 +101,11 @@ def workload(programs: Sequence[dict], config: dict, prefixes: int = PREFIXES) -
             context = (context if kept < 0 else kept) + new + output
             rows.append((new, output, kept, gap))
     new, output, kept, gap = np.array(rows, np.int64).T
+    finish = [
+        each
+        for program in programs
+        for each in program.get("finish") or [config.get("finish", "eos")] * len(program["calls"])
+    ]
     return Workload(
         names=tuple(f"p{index}" for index in range(len(programs))),
         arrival=np.array([program["arrival_ns"] for program in programs], np.int64),
@@ -102,6 +117,7 @@ def workload(programs: Sequence[dict], config: dict, prefixes: int = PREFIXES) -
         output_tokens=output.astype(np.int32),
         kept_tokens=kept.astype(np.int32),
         gap=gap,
+        eos=np.array(finish) == "eos",
     )
 
 
@@ -115,7 +131,8 @@ def lane(index: int, config: dict) -> LaneSpec:
     )
     performance = Affine(**{f"{name}_s": cost / 1e9 for name, cost in config["cost"].items()})
     slots = {"slots": True} if config.get("slots", False) else {}
-    cluster = Cluster(**{name: config[name] for name in LIMITS}, **slots, performance=performance)
+    rules = {name: config.get(name, default) for name, default in RULES.items()}
+    cluster = Cluster(**{name: config[name] for name in LIMITS}, **rules, **slots, performance=performance)
     return LaneSpec(index, cluster, policy)
 
 
@@ -131,6 +148,7 @@ def run(cases: Sequence[tuple[list[dict], dict]], **options) -> Outcome:
     cases = [*cases, *[filler(cases[0][1])] * (LANES - len(cases))]
     with priorities():
         lanes = [lane(index, config) for index, (_, config) in enumerate(cases)]
+        options = {"policies": registered(), "gaps": True, "width": LANES} | options
         return run_lanes([workload(*case) for case in cases], lanes, **options)
 
 
@@ -148,8 +166,16 @@ def recorded(outcome: Outcome, index: int, programs: Sequence[dict], config: dic
     return {
         "calls": table(CALL, calls),
         "programs": table(PROGRAM, len(programs)),
-        "totals": totals | {"busy_ns": busy[: config["replicas"]]},
+        "totals": totals | {"busy_ns": busy[: config["replicas"]], "token_gaps": gaps_of(outcome, index)},
     }
+
+
+def gaps_of(outcome: Outcome, index: int) -> dict | None:
+    """How often each time between two tokens occurred in a lane."""
+    if outcome.token_gaps is None:
+        return None
+    values, counts = outcome.token_gaps[index]
+    return dict(zip(values.tolist(), counts.tolist(), strict=True))
 
 
 def common(result: dict) -> dict:
@@ -157,7 +183,8 @@ def common(result: dict) -> dict:
     return {
         "calls": [{name: call[name] for name in CALL} for call in result["calls"]],
         "programs": [{name: program[name] for name in PROGRAM} for program in result["programs"]],
-        "totals": {name: result["totals"][name] for name in (*TOTALS, "busy_ns")},
+        "totals": {name: result["totals"][name] for name in (*TOTALS, "busy_ns")}
+        | {"token_gaps": result["token_gaps"]},
     }
 
 

@@ -7,10 +7,19 @@ from typing import Any
 import numpy as np
 
 
-def stub_run_lanes(
-    workloads: Any, lanes: Any, calls: bool = True, progress: Any = None, check: bool = False
+def stub_stream_lanes(
+    workloads: Any, lanes: Any, width: int = 64, gaps: bool = False, progress: Any = None
 ) -> Any:
-    """Outcome of lanes as the engine would give it, from random but reproducible numbers."""
+    """Outcomes of lanes as the engine would give them, from random but reproducible numbers: the last half of
+    them first.
+    """
+    half = len(lanes) // 2
+    for indices in (range(half, len(lanes)), range(half)):
+        if indices:
+            yield list(indices), _outcome(workloads, [lanes[index] for index in indices], progress)
+
+
+def _outcome(workloads: Any, lanes: Any, progress: Any) -> Any:
     rows = [_lane(workloads[lane.workload], lane) for lane in lanes]
     names = rows[0].keys()
     outcome = SimpleNamespace(**{name: _padded([row[name] for row in rows]) for name in names})

@@ -29,7 +29,7 @@ from agentjax.performance.valid import Reach, Watch, ranges_of
 from agentjax.simulate.__main__ import main
 from agentjax.workloads import Call, Program
 from agentjax.workloads.pack import pack
-from tests.stub_engine import stub_run_lanes
+from tests.stub_engine import stub_stream_lanes
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA = ROOT.parent / "shared" / "data"
@@ -154,7 +154,7 @@ def test_a_grid_warns_once_for_all_its_points():
     grid = {"retention": ["lru", "evict"], "cluster.max_num_batched_tokens": [2048, 3000, 8192]}
     cluster = ajx.Cluster(performance=load(SMALL))
     with pytest.warns(OutsideRange, match=r"iterations of 4,000 tokens \(fitted up to 2,048\)$") as caught:
-        ajx.sweep(programs((4000, 2)), cluster, ajx.Policy(), grid=grid, run_lanes=stub_run_lanes)
+        ajx.sweep(programs((4000, 2)), cluster, ajx.Policy(), grid=grid, stream_lanes=stub_stream_lanes)
     assert len(caught) == 1
     assert caught[0].filename == __file__
 
@@ -163,7 +163,7 @@ def test_limits_that_are_not_reached_do_not_warn():
     cluster = ajx.Cluster(max_num_batched_tokens=16_384, max_num_seqs=512, performance=load(SMALL))
     grid = {"retention": ["lru", "evict"]}
     few = programs((2000, 50), (40, 1))
-    ajx.sweep(few, cluster, ajx.Policy(), grid=grid, run_lanes=stub_run_lanes)
+    ajx.sweep(few, cluster, ajx.Policy(), grid=grid, stream_lanes=stub_stream_lanes)
 
 
 def test_every_way_out_of_the_range_is_named():

@@ -15,7 +15,7 @@ from agentjax.sweep import sweep
 from agentjax.sweep.command import _baseline, _published
 from agentjax.sweep.grid import Grid, check_values, expand, labels_of, make_axes
 from agentjax.workloads import swebench
-from tests.stub_engine import stub_run_lanes
+from tests.stub_engine import stub_stream_lanes
 
 
 def expanded(*arguments: str) -> Grid:
@@ -149,7 +149,7 @@ def test_axes_over_objects():
             "scheduling": ["fcfs", "plas"],
             "seed": range(2),
         },
-        run_lanes=stub_run_lanes,
+        stream_lanes=stub_stream_lanes,
     )
     assert dict(cube.sizes) == {
         "retention": 2,
@@ -167,7 +167,7 @@ def test_axes_over_objects():
 
 def test_axes_over_labelled_objects():
     clusters = {"one": Cluster(), "two": Cluster(replicas=2)}
-    cube = sweep(WORKLOAD(0), Cluster(), Policy(), grid={"cluster": clusters}, run_lanes=stub_run_lanes)
+    cube = sweep(WORKLOAD(0), Cluster(), Policy(), grid={"cluster": clusters}, stream_lanes=stub_stream_lanes)
     assert cube.cluster.values.tolist() == ["one", "two"]
 
 
@@ -176,10 +176,10 @@ def test_equal_configurations_are_simulated_once():
 
     def counting(workloads: Any, specs: Any, **keywords: Any) -> Any:
         lanes.append(len(specs))
-        return stub_run_lanes(workloads, specs, **keywords)
+        yield from stub_stream_lanes(workloads, specs, **keywords)
 
     grid = {"retention": ["lru", "ttl"], "tau": [1, 2, 5]}
-    sweep(WORKLOAD(0), Cluster(), Policy(), grid=grid, run_lanes=counting)
+    sweep(WORKLOAD(0), Cluster(), Policy(), grid=grid, stream_lanes=counting)
     assert sum(lanes) == 1 + 3
 
 
@@ -198,7 +198,7 @@ def test_equal_configurations_are_simulated_once():
 )
 def test_objects_that_cannot_be_swept(grid: dict, words: str):
     with pytest.raises(InputError, match=words):
-        sweep(WORKLOAD(0), Cluster(), Policy(), grid=grid, run_lanes=stub_run_lanes)
+        sweep(WORKLOAD(0), Cluster(), Policy(), grid=grid, stream_lanes=stub_stream_lanes)
 
 
 def test_a_baseline_must_lie_on_the_axes():
@@ -210,5 +210,5 @@ def test_a_baseline_must_lie_on_the_axes():
             Policy(),
             grid=grid,
             baseline={"retention": "pin"},
-            run_lanes=stub_run_lanes,
+            stream_lanes=stub_stream_lanes,
         )

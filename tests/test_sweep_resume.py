@@ -11,10 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from agentjax.engine.lanes import rounded
 from agentjax.policies import Policy, Retain, retention
 from agentjax.store import tree_digest
-from agentjax.sweep.run import _policy_content, lane_count
-from agentjax.sweep.tiles import Tiles, cut, fingerprint
+from agentjax.sweep.run import _policy_content
+from agentjax.sweep.tiles import Tiles, fingerprint
 
 LANES = 3 * 4 * 3
 ARGUMENTS = [
@@ -125,15 +126,6 @@ def test_tiles_give_back_what_they_were_given(tmp_path: Path):
     assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
 
 
-@pytest.mark.parametrize(
-    ("count", "size", "sizes"), [(0, 4, []), (3, 4, [3]), (9, 4, [3, 3, 3]), (8, 4, [4, 4])]
-)
-def test_parts_are_even(count: int, size: int, sizes: list[int]):
-    parts = cut(list(range(count)), size)
-    assert [len(part) for part in parts] == sizes
-    assert [item for part in parts for item in part] == list(range(count))
-
-
 def test_fingerprints_depend_on_content_only():
     values = {"a": np.arange(3), "b": [1, 2.0, "x", None]}
     assert fingerprint(values) == fingerprint({"a": np.arange(3), "b": [1, 2.0, "x", None]})
@@ -165,4 +157,4 @@ def test_fingerprints_of_policies_depend_on_what_they_do(monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize(("lanes", "count"), [(1, 1), (2, 2), (3, 4), (5, 8), (8, 8), (43, 48), (64, 64)])
 def test_few_lane_counts_are_compiled(lanes: int, count: int):
-    assert lane_count(lanes) == count
+    assert rounded(lanes) == count

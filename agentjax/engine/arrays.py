@@ -1,7 +1,7 @@
-"""Reading and writing single entries of small arrays without scatter, so that the same code is fast alone
-and under vmap."""
+"""Reading and writing single entries of small arrays, so that the same code is fast alone and under vmap."""
 
 from dataclasses import replace
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -11,14 +11,19 @@ __all__ = [
     "at",
     "column",
     "count",
+    "entry",
     "first_where",
     "lexicographic_argmin",
     "put",
     "put_column",
     "quotient",
     "replace",
+    "sortable",
     "where_put",
+    "with_entry",
 ]
+
+Tree = TypeVar("Tree")
 
 
 def at(x: Shaped[Array, "n ..."], i: Int[Array, ""]) -> Shaped[Array, " ..."]:
@@ -28,9 +33,9 @@ def at(x: Shaped[Array, "n ..."], i: Int[Array, ""]) -> Shaped[Array, " ..."]:
     return x.at[i].get(mode="promise_in_bounds", wrap_negative_indices=False)
 
 
-def column(x: Shaped[Array, "r n"], i: Int[Array, ""]) -> Shaped[Array, " r"]:
-    """x[:, i] for 0 <= i < n."""
-    return x.at[:, i].get(mode="promise_in_bounds", wrap_negative_indices=False)
+def column(x: Shaped[Array, "*r n"], i: Int[Array, ""]) -> Shaped[Array, "*r"]:
+    """x[..., i] for 0 <= i < n."""
+    return x.at[..., i].get(mode="promise_in_bounds", wrap_negative_indices=False)
 
 
 def where_put(mask: Bool[Array, "..."], value: Array | int, x: Shaped[Array, "..."]) -> Shaped[Array, "..."]:
@@ -48,12 +53,32 @@ def put(
 
 
 def put_column(
-    x: Shaped[Array, "r n"], i: Int[Array, ""], value: Shaped[Array, " r"] | int, on: Bool[Array, " r"]
-) -> Shaped[Array, "r n"]:
-    """x with x[:, i] = value in the rows of `on`."""
-    value = jnp.broadcast_to(jnp.asarray(value), on.shape)
-    here = jax.lax.iota(jnp.int32, x.shape[1]) == i
-    return where_put(on[:, None] & here[None, :], value[:, None], x)
+    x: Shaped[Array, "*r n"], i: Int[Array, ""], value: Shaped[Array, "*r"] | int, on: Bool[Array, "*r"]
+) -> Shaped[Array, "*r n"]:
+    """x with x[..., i] = value where `on` holds."""
+    if x.ndim == 1 or x.shape[0] == 1:
+        here = jax.lax.iota(jnp.int32, x.shape[-1]) == i
+        return where_put(on[..., None] & here, jnp.asarray(value)[..., None], x)
+    new = where_put(on, value, column(x, i))
+    return x.at[..., i].set(new, mode="promise_in_bounds", wrap_negative_indices=False)
+
+
+def entry(tree: Tree, i: Int[Array, ""]) -> Tree:
+    """The i-th of the things that a tree of arrays holds along its leading axis."""
+    return jax.tree.map(lambda x: at(x, i), tree)
+
+
+def with_entry(tree: Tree, i: Int[Array, ""], one: Tree) -> Tree:
+    """The tree with its i-th thing replaced."""
+
+    def put_one(x: Any, value: Any) -> Any:
+        if x.shape[0] == 1:
+            return value[None]
+        if x.ndim == 1:
+            return put(x, i, value)
+        return x.at[i].set(value, mode="promise_in_bounds", wrap_negative_indices=False)
+
+    return jax.tree.map(put_one, tree, one)
 
 
 def count(x: Shaped[Array, " n"]) -> Int[Array, ""]:
@@ -61,19 +86,25 @@ def count(x: Shaped[Array, " n"]) -> Int[Array, ""]:
     return jnp.sum(x, dtype=jnp.int32)
 
 
-def first_where(mask: Bool[Array, " n"], key: Shaped[Array, " n"]) -> Int[Array, ""]:
+def first_where(mask: Bool[Array, " n"], key: Int[Array, " n"]) -> Int[Array, ""]:
     """Index of the smallest key under the mask, the lowest on a tie; 0 where the mask is empty."""
-    big = jnp.inf if jnp.issubdtype(key.dtype, jnp.floating) else jnp.iinfo(key.dtype).max
-    return jnp.argmin(jnp.where(mask, key, big)).astype(jnp.int32)
+    return jnp.argmin(jnp.where(mask, key, jnp.iinfo(key.dtype).max)).astype(jnp.int32)
 
 
-def lexicographic_argmin(mask: Bool[Array, " n"], *keys: Shaped[Array, " n"]) -> Int[Array, ""]:
+def lexicographic_argmin(mask: Bool[Array, " n"], *keys: Int[Array, " n"]) -> Int[Array, ""]:
     """Index of the lexicographically smallest (key, key, ...) under the mask, the lowest index on a tie."""
     for key in keys[:-1]:
-        big = jnp.inf if jnp.issubdtype(key.dtype, jnp.floating) else jnp.iinfo(key.dtype).max
-        masked = jnp.where(mask, key, big)
+        masked = jnp.where(mask, key, jnp.iinfo(key.dtype).max)
         mask = mask & (masked == jnp.min(masked))
     return first_where(mask, keys[-1])
+
+
+def sortable(x: Array) -> Int[Array, "..."]:
+    """int64 in the order of the given finite or infinite numbers: comparing integers is several times
+    faster.
+    """
+    bits = jax.lax.bitcast_convert_type(x.astype(jnp.float64) + 0.0, jnp.int64)
+    return jnp.where(bits < 0, bits ^ jnp.iinfo(jnp.int64).max, bits)
 
 
 def quotient(x: Int[Array, "..."], divisor: Int[Array, ""]) -> Int[Array, "..."]:

@@ -4,17 +4,31 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 from agentjax.engine import leap, pool
-from agentjax.engine.arrays import at, column, count, replace
-from agentjax.engine.state import BUSY, FOREVER, IDLE, Lane, Shape, State
+from agentjax.engine.arrays import column, count, replace
+from agentjax.engine.observe import reach
+from agentjax.engine.state import (
+    BUSY,
+    DEADLOCKED,
+    FINE,
+    FOREVER,
+    IDLE,
+    LONGEST,
+    TOO_LONG,
+    Lane,
+    Replica,
+    Shape,
+    State,
+    Threads,
+)
 from agentjax.performance.base import BatchShape, decode_batch
 
 
-def batch_of(state: State, replica: Int[Array, ""]) -> BatchShape:
+def batch_of(threads: Threads, replica: Int[Array, ""]) -> BatchShape:
     """The iteration that has been formed on a replica."""
-    threads = state.threads
     batch = (threads.replica == replica) & (threads.scheduled > 0)
     tokens = jnp.where(batch, threads.scheduled, 0)
-    decoding = batch & (tokens == 1) & (threads.known > threads.prompt) & (threads.computed == threads.known)
+    known = reach(threads)
+    decoding = batch & (tokens == 1) & (known > threads.prompt) & (threads.computed == known)
     after = threads.computed.astype(jnp.float64)
     chunk = jnp.where(decoding, 0, tokens).astype(jnp.float64)
     context = jnp.where(decoding, after, 0.0)
@@ -29,71 +43,122 @@ def batch_of(state: State, replica: Int[Array, ""]) -> BatchShape:
     )
 
 
-def launch(state: State, lane: Lane, shape: Shape, replica: Int[Array, ""], outcome) -> State:
-    """Run the iteration if nothing is left to decide; an empty one costs no time."""
-    threads, replicas, totals = state.threads, state.replicas, state.totals
-    block_size = lane.limits.block_size
-    on = jnp.arange(shape.replicas) == replica
-    when = outcome.settled & (at(replicas.owed, replica) == 0)
-    empty = when & (outcome.tokens == 0)
-    start = when & (outcome.tokens > 0)
-    repeat = empty & at(replicas.preempted, replica)
+def launch(
+    state: State, one: Replica, lane: Lane, shape: Shape, replica: Int[Array, ""], outcome
+) -> tuple[State, Replica]:
+    """Run the iteration if nothing is left to decide; an empty one costs no time.
 
-    batch = batch_of(state, replica)
+    With asynchronous scheduling an iteration that finds none running starts at once, and the next one is
+    formed before any time passes; otherwise it waits until the running one ends, and that is where the leap
+    begins.
+    """
+    threads, totals, now = state.threads, state.totals, state.now
+    block_size = lane.limits.block_size
+    when = outcome.settled & (one.pool.owed == 0)
+    empty = when & (outcome.tokens == 0)
+    formed = when & (outcome.tokens > 0)
+    start, repeat, asked = formed, empty & one.preempted, empty & one.preempted
+    if one.ahead is not None:
+        repeat = repeat & ~one.ahead.runs
+        start = when & one.ahead.runs
+        asked = empty & ((one.running + one.queued > 0) | ~one.ahead.told)
+
+    batch = batch_of(threads, replica)
     first = jnp.maximum(jnp.round(lane.performance.iteration_ns(batch)), 1.0)
-    woken = state.now > at(replicas.end, replica)
+    woken = now > (one.end if one.ahead is None else jnp.where(one.ahead.runs, NOT_YET, one.ahead.end))
     first = first + jnp.where(woken, jnp.round(lane.performance.wakeup_ns), 0.0)
+    too_long = ~(first < LONGEST)
     sequences = batch.sequences
     scheduled = (threads.replica == replica) & (threads.scheduled > 0)
+    known = reach(threads)
     longest_context = jnp.max(jnp.where(scheduled, threads.computed, 0)).astype(jnp.float64)
     following = decode_batch(sequences, batch.context_tokens + sequences, longest_context + 1.0)
-    partial = jnp.any(scheduled & (threads.computed < threads.known))
-    output_left = jnp.min(jnp.where(scheduled, threads.output_left, jnp.iinfo(jnp.int32).max))
+    partial = jnp.any(scheduled & (threads.computed < known))
     room = pool.blocks_for(threads.computed, block_size) * block_size - threads.computed
     until_block = jnp.min(jnp.where(scheduled, room, block_size))
-    victim = jnp.maximum(at(replicas.victim, replica), 0)
-    has_victim = at(replicas.victim, replica) >= 0
-    spare = at(column(state.extents.blanks, victim) + column(state.extents.blocks, victim), replica)
-    breaking = has_victim & (at(column(state.extents.deadline, victim), replica) >= 0)
+    victim, has_victim = jnp.maximum(one.pool.victim, 0), one.pool.victim >= 0
+    spare = column(one.pool.spent, victim) + column(one.pool.blocks, victim)
+    breaking = has_victim & (column(one.pool.deadline, victim) >= 0)
     # A protected context is never broken up completely within a leap: its shared prefix would be freed in
     # the middle.
-    spare = at(replicas.fresh, replica) + jnp.where(has_victim, spare, 0) - breaking
-    longest = leap.longest(output_left, spare, count(scheduled), until_block, block_size)
-    can_leap = outcome.may_leap & ~partial & ~at(replicas.preempted, replica)
+    spare = one.pool.fresh + one.pool.head + jnp.where(has_victim, spare, 0) - breaking
+    tokens_left = _tokens_left(threads, replica)
+    longest = leap.longest(tokens_left, spare, count(scheduled), until_block, block_size)
+    can_leap = outcome.may_leap & ~partial & ~one.preempted & formed
     iterations = jnp.where(can_leap & shape.leaps, longest, 1)
     straight, growth = lane.performance.leap(following, jnp.maximum(iterations - 1, 1).astype(jnp.float64))
     iterations = jnp.minimum(iterations, 1 + jnp.floor(straight).astype(jnp.int32))
 
-    here = on & start
-    replicas = replace(
-        replicas,
-        start=jnp.where(here, state.now, replicas.start),
-        iterations=jnp.where(here, iterations, replicas.iterations),
-        first_ns=jnp.where(here, first, replicas.first_ns),
-        next_ns=jnp.where(here, lane.performance.iteration_ns(following), replicas.next_ns),
-        growth_ns=jnp.where(here, growth, replicas.growth_ns),
-        breaking=jnp.where(here, breaking, replicas.breaking),
-        head_priority=jnp.where(here, outcome.head_priority, replicas.head_priority),
-        passed=replicas.passed & ~(on & empty),
-        preempted=replicas.preempted & ~(on & empty),
-        phase=jnp.where(here, BUSY, jnp.where(on & empty & ~repeat, IDLE, replicas.phase)),
+    one = replace(
+        one,
+        start=jnp.where(start, now, one.start),
+        iterations=jnp.where(start, iterations, one.iterations),
+        first_ns=jnp.where(start, first, one.first_ns),
+        next_ns=jnp.where(start, lane.performance.iteration_ns(following), one.next_ns),
+        growth_ns=jnp.where(start, growth, one.growth_ns),
+        breaking=jnp.where(start, breaking, one.breaking),
+        head_priority=jnp.where(start, outcome.head_priority, one.head_priority),
+        passed=one.passed & ~empty,
+        preempted=one.preempted & ~empty,
+        phase=jnp.where(start, BUSY, jnp.where(empty & ~repeat, IDLE, one.phase)),
     )
+    if one.ahead is not None:
+        one = replace(one, lead=jnp.where(start, one.ahead.end - now, one.lead))
+        state, one = _take_off(state, one, replica, formed & ~start, first)
+        one = replace(one, ahead=replace(one.ahead, told=one.ahead.told | when))
     # Protections are broken in an order that changes at the next deadline: no iteration after it may start
-    # in this leap.
-    deadline = pool.next_deadline(state, on)
-    before = jnp.broadcast_to(jnp.where(breaking, deadline, FOREVER) - state.now, on.shape)
-    replicas = replace(
-        replicas,
-        iterations=jnp.where(
-            here,
-            jnp.minimum(replicas.iterations, leap.iterations_until(replicas, before)),
-            replicas.iterations,
-        ),
-    )
-    end = state.now + leap.duration_ns(replicas, replicas.iterations)
+    # in this leap. Nothing after the horizon happens.
+    before = jnp.where(breaking, pool.next_deadline(one.pool, now), FOREVER)
+    least = leap.boundaries_until(one, before - now)
+    within = leap.boundaries_until(one, lane.limits.until + 1 - now) - 1
+    iterations = jnp.minimum(one.iterations, jnp.minimum(least, jnp.maximum(within, 1)))
+    one = replace(one, iterations=jnp.where(start, iterations, one.iterations))
+    end = now + leap.duration_ns(one, one.iterations)
+    one = replace(one, end=jnp.where(start, end, one.end))
+    fault = jnp.where(outcome.deadlocked, DEADLOCKED, FINE)
+    fault = jnp.where(formed & (too_long | (end > LONGEST)), TOO_LONG, fault)
     return replace(
         state,
-        replicas=replace(replicas, end=jnp.where(here, end, replicas.end)),
-        totals=replace(totals, empty_schedules=totals.empty_schedules + repeat),
-        stuck=state.stuck | outcome.deadlocked,
+        totals=replace(totals, empty_schedules=totals.empty_schedules + asked),
+        fault=jnp.where(state.fault == FINE, fault, state.fault),
+    ), one
+
+
+NOT_YET = 2**62
+"""A time that is never over."""
+
+
+def _take_off(
+    state: State, one: Replica, replica: Int[Array, ""], when: jnp.ndarray, duration: jnp.ndarray
+) -> tuple[State, Replica]:
+    """The iteration that was formed starts now, and another one can be formed while it runs."""
+    threads, flight = state.threads, state.threads.flight
+    assert flight is not None
+    assert one.ahead is not None
+    batch = when & (threads.replica == replica) & (threads.scheduled > 0)
+    flight = replace(
+        flight,
+        tokens=jnp.where(batch, threads.scheduled, flight.tokens),
+        samples=jnp.where(batch, threads.computed == threads.known, flight.samples),
+        blind=flight.blind & ~batch,
     )
+    end = state.now + duration.astype(jnp.int64)
+    ahead = replace(one.ahead, runs=one.ahead.runs | when, end=jnp.where(when, end, one.ahead.end))
+    one = replace(one, ahead=ahead, passed=one.passed & ~when, preempted=one.preempted & ~when)
+    threads = replace(threads, scheduled=jnp.where(batch, 0, threads.scheduled), flight=flight)
+    return replace(state, threads=threads), one
+
+
+def _tokens_left(threads: Threads, replica: Int[Array, ""]) -> Int[Array, ""]:
+    """Boundaries until a call of the running or the formed batch has all its output, or until a later batch
+    is formed without it.
+    """
+    here = threads.replica == replica
+    formed = here & (threads.scheduled > 0)
+    most = jnp.iinfo(jnp.int32).max
+    if threads.flight is None:
+        return jnp.min(jnp.where(formed, threads.output_left, most))
+    flight = threads.flight
+    flies = here & flight.samples
+    left = threads.output_left + ~flies - (formed & ~flight.eos)
+    return jnp.min(jnp.where(flies | formed, left, most))

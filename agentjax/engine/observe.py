@@ -3,14 +3,31 @@
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from agentjax.engine.arrays import at, column, quotient, replace
-from agentjax.engine.leap import growth_blocks, iterations_until
+from agentjax.engine.leap import boundaries_until, growth_blocks
 from agentjax.engine.pool import resident
 from agentjax.engine.slots import cached_tokens
-from agentjax.engine.state import BUSY, RUNNING, Lane, Shape, State, Traffic
+from agentjax.engine.state import BUSY, RUNNING, Lane, Replica, Shape, State, Threads, Traffic
 from agentjax.policies.base import CallView, Observation, ProgramView, ReplicaView
+
+
+class Subject(eqx.Module):
+    """The call that a policy decides on, and its program."""
+
+    thread: Int[Array, ""]
+    program: Int[Array, ""]
+    prefix: Int[Array, ""]
+    turn: Int[Array, ""]
+    context: Int[Array, ""]  # tokens of the program's context so far
+    home: Int[Array, ""]  # replica of the previous call, -1 for none
+    attained: Int[Array, ""]  # service of the program (ns)
+    released: Int[Array, ""]
+    prompt: Int[Array, ""]
+    preempted: Bool[Array, ""]
+    below: Int[Array, ""]  # whole blocks of the shared prefix
+    most: Int[Array, ""]  # blocks that may be found
 
 
 def seconds(time: Int[Array, "..."]) -> Float[Array, "..."]:
@@ -18,23 +35,38 @@ def seconds(time: Int[Array, "..."]) -> Float[Array, "..."]:
     return time.astype(jnp.float64) / 1e9
 
 
-def blocks_taken(state: State, lane: Lane, now: Int[Array, "..."]) -> Int[Array, " replicas"]:
-    """Blocks that the iterations begun before `now` in each running leap have taken, beyond those taken at
+def attained(threads: Threads, now: Int[Array, ""]) -> Int[Array, " threads"]:
+    """Service of every row's program so far (ns); a batch counts when it has ended."""
+    if threads.flight is None:
+        return threads.service
+    return threads.service - jnp.where(threads.flight.wasted_until > now, threads.flight.wasted, 0)
+
+
+def reach(threads: Threads) -> Int[Array, " threads"]:
+    """Tokens of each context, those included that a running batch is about to sample."""
+    if threads.flight is None:
+        return threads.known
+    return threads.known + threads.flight.samples
+
+
+def blocks_taken(
+    threads: Threads, replicas: Replica, block_size: Int[Array, ""], now: Int[Array, "..."]
+) -> Int[Array, " replicas"]:
+    """Blocks that the iterations formed before `now` in each running leap have taken, beyond those taken at
     its launch and not booked yet.
     """
-    threads, replicas = state.threads, state.replicas
-    begun = jnp.where(replicas.phase == BUSY, iterations_until(replicas, now - replicas.start), 0)
-    rows = jnp.arange(begun.shape[0])[:, None]
-    sampling = (threads.status == RUNNING) & (threads.computed == threads.known) & (threads.replica == rows)
-    grown = growth_blocks(threads.computed, begun[:, None], lane.limits.block_size)
-    return jnp.sum(jnp.where(sampling, grown, 0), axis=1, dtype=jnp.int32) - replicas.booked
+    formed = jnp.where(replicas.phase == BUSY, boundaries_until(replicas, now - replicas.start), 0)
+    rows = jnp.arange(formed.shape[0])[:, None]
+    sampling = (threads.status == RUNNING) & (threads.scheduled > 0) & (threads.computed == reach(threads))
+    grown = growth_blocks(threads.computed, formed[:, None], block_size)
+    grown = jnp.where(sampling & (threads.replica == rows), grown, 0)
+    return jnp.sum(grown, axis=1, dtype=jnp.int32) - replicas.booked
 
 
-def replica_view(state: State, lane: Lane, taken: Int[Array, " replicas"]) -> ReplicaView:
+def replica_view(replicas: Replica, lane: Lane, taken: Int[Array, " replicas"]) -> ReplicaView:
     """All replicas as of their last iteration boundary at or before now."""
-    replicas = state.replicas
-    free = jnp.maximum(replicas.free - taken, 0)
-    used = lane.limits.kv_blocks - replicas.free + taken
+    free = jnp.maximum(replicas.pool.free - taken, 0)
+    used = lane.limits.kv_blocks - replicas.pool.free + taken
     in_use = jnp.arange(free.shape[0]) < lane.limits.replicas
     # Not a broadcast scalar: XLA would multiply by its reciprocal, and 28 / 40 would exceed 0.7.
     pool = jnp.where(in_use, lane.limits.kv_blocks, 1).astype(jnp.float64)
@@ -45,11 +77,6 @@ def replica_view(state: State, lane: Lane, taken: Int[Array, " replicas"]) -> Re
         free_blocks=free,
         kv_utilization=used / pool,
     )
-
-
-def _service(state: State, shape: Shape) -> Int[Array, " programs"]:
-    """Attained service of every program (ns)."""
-    return jnp.sum(state.threads.service.reshape(shape.programs, shape.threads_per_program), axis=1)
 
 
 class Sample(eqx.Module):
@@ -65,26 +92,26 @@ class Sample(eqx.Module):
 
 def sample(state: State, lane: Lane) -> Sample:
     """What a time series keeps of a state."""
-    replicas = state.replicas
-    used = lane.limits.kv_blocks - replicas.free - replicas.protected + replicas.owed
+    replicas, pool = state.replicas, state.replicas.pool
+    used = lane.limits.kv_blocks - pool.free - pool.protected + pool.owed
     return Sample(
         now=state.now,
-        in_use_blocks=used + blocks_taken(state, lane, state.now),
-        protected_blocks=replicas.protected,
+        in_use_blocks=used + blocks_taken(state.threads, replicas, lane.limits.block_size, state.now),
+        protected_blocks=pool.protected,
         running=replicas.running,
         queued=replicas.queued,
         end=replicas.end,
     )
 
 
-def blocks_lost(state: State, taken: Int[Array, " replicas"]) -> Int[Array, "replicas extents"]:
+def blocks_lost(replicas: Replica, taken: Int[Array, " replicas"]) -> Int[Array, "replicas extents"]:
     """Blocks with content that the running leaps have already taken, though this is booked only when they
     end.
     """
-    extents, replicas = state.extents, state.replicas
-    is_victim = jnp.arange(extents.blocks.shape[1])[None, :] == replicas.victim[:, None]
-    beyond = jnp.maximum(taken - replicas.fresh, 0)[:, None] - extents.blanks
-    return jnp.where(is_victim, jnp.clip(beyond, 0, extents.blocks), 0)
+    pool = replicas.pool
+    is_victim = jnp.arange(pool.blocks.shape[1])[None, :] == pool.victim[:, None]
+    beyond = jnp.maximum(taken - pool.fresh - pool.head, 0)[:, None] - pool.spent
+    return jnp.where(is_victim, jnp.clip(beyond, 0, pool.blocks), 0)
 
 
 def observe(
@@ -92,85 +119,78 @@ def observe(
     traffic: Traffic,
     lane: Lane,
     shape: Shape,
-    thread: Int[Array, ""],
+    subject: Subject,
     here: Int[Array, ""],
-    prompt: Int[Array, ""],
-    prefix_blocks: Int[Array, ""],
-    limit_blocks: Int[Array, ""],
     taken: Int[Array, " replicas"],
 ) -> Observation:
-    """The observation for one call: of `prompt` tokens, of which at most `limit_blocks` blocks can be
-    cached.
-    """
-    threads = state.threads
-    prefix = at(traffic.prefix[lane.workload], thread)
-    settled = replace(state.extents, blocks=state.extents.blocks - blocks_lost(state, taken))
-    shared, private = resident(settled, shape, thread, prefix, prefix_blocks, limit_blocks)
+    """The observation for one call."""
+    pool, workload = state.replicas.pool, lane.workload
+    settled = replace(pool, blocks=pool.blocks - blocks_lost(state.replicas, taken))
+    shared, private = resident(settled, shape, subject.thread, subject.prefix, subject.below, subject.most)
     cached = (shared + private) * lane.limits.block_size
     if state.slots is not None:
-        cached = cached_tokens(state.slots, traffic, lane, thread, prompt)
-    program = thread // shape.threads_per_program
+        cached = cached_tokens(state.slots, traffic, lane, subject.program, subject.prompt)
     return Observation(
         now_s=seconds(state.now),
         releases=state.totals.releases,
         here=here,
         block_size=lane.limits.block_size,
         program=ProgramView(
-            arrival_s=seconds(at(traffic.arrival[lane.workload], program)),
-            turn=at(threads.turn, thread),
-            attained_service_s=seconds(at(_service(state, shape), program)),
-            context_tokens=at(threads.known, thread),
-            replica=at(threads.replica, thread),
-            is_protected=jnp.any(column(state.extents.deadline, thread) >= 0),
+            arrival_s=seconds(at(traffic.arrival[workload], subject.program)),
+            turn=subject.turn,
+            attained_service_s=seconds(subject.attained),
+            context_tokens=subject.context,
+            replica=subject.home,
+            is_protected=jnp.any(column(pool.deadline, subject.thread) >= 0),
         ),
         call=CallView(
-            released_s=seconds(at(threads.released, thread)),
-            prompt_tokens=prompt,
+            released_s=seconds(subject.released),
+            prompt_tokens=subject.prompt,
             cached_tokens=cached,
-            was_preempted=at(threads.preemptions, thread) > 0,
+            was_preempted=subject.preempted,
         ),
-        replicas=replica_view(state, lane, taken),
+        replicas=replica_view(state.replicas, lane, taken),
     )
 
 
 def observe_queue(
     state: State, traffic: Traffic, lane: Lane, shape: Shape, here: Int[Array, ""]
 ) -> tuple[Observation, Observation]:
-    """The observations for all threads at once, for a replica at an iteration boundary, and the axes to map
+    """The observations for all rows at once, for a replica at an iteration boundary, and the axes to map
     over.
     """
-    threads = state.threads
-    each = state.extents.blocks[:, : shape.threads]
+    threads, pool, workload = state.threads, state.replicas.pool, lane.workload
+    each = pool.blocks[:, : shape.threads]
     block_size = lane.limits.block_size
+    programs = jnp.maximum(threads.program, 0)
     limit = quotient(jnp.maximum(threads.known - 1, 0), block_size)
     if shape.prefixes == 0:
         cached = jnp.minimum(each, limit)
     else:
-        prefix = traffic.prefix[lane.workload]
+        prefix = traffic.prefix[workload][programs]
         index = jnp.maximum(prefix, 0)
-        whole = jnp.where(prefix >= 0, traffic.prefix_tokens[lane.workload][index] // block_size, 0)
-        shared = jnp.where(prefix >= 0, state.extents.blocks[:, shape.threads + index], 0)
+        whole = jnp.where(prefix >= 0, traffic.prefix_tokens[workload][index] // block_size, 0)
+        shared = jnp.where(prefix >= 0, pool.blocks[:, shape.threads + index], 0)
         shared = jnp.minimum(shared, jnp.minimum(whole, limit))
         cached = shared + jnp.where(shared == whole, jnp.minimum(each, limit - shared), 0)
     cached = cached.T * block_size
     if state.slots is not None:
         held = state.slots
-        cached = jax.vmap(lambda thread, prompt: cached_tokens(held, traffic, lane, thread, prompt))(
-            jnp.arange(shape.threads), threads.prompt
+        cached = jax.vmap(lambda program, prompt: cached_tokens(held, traffic, lane, program, prompt))(
+            programs, threads.prompt
         )
-    programs = jnp.arange(shape.threads) // shape.threads_per_program
     observation = Observation(
         now_s=seconds(state.now),
         releases=state.totals.releases,
         here=here,
         block_size=block_size,
         program=ProgramView(
-            arrival_s=seconds(traffic.arrival[lane.workload])[programs],
+            arrival_s=seconds(traffic.arrival[workload])[programs],
             turn=threads.turn,
-            attained_service_s=seconds(_service(state, shape))[programs],
+            attained_service_s=seconds(attained(threads, state.now)),
             context_tokens=threads.known,
             replica=threads.replica,
-            is_protected=jnp.any(state.extents.deadline[:, : shape.threads] >= 0, axis=0),
+            is_protected=jnp.any(pool.deadline[:, : shape.threads] >= 0, axis=0),
         ),
         call=CallView(
             released_s=seconds(threads.released),
@@ -178,7 +198,7 @@ def observe_queue(
             cached_tokens=cached,
             was_preempted=threads.preemptions > 0,
         ),
-        replicas=replica_view(state, lane, jnp.zeros_like(state.replicas.free)),
+        replicas=replica_view(state.replicas, lane, jnp.zeros_like(pool.free)),
     )
     axes = Observation(
         now_s=None,  # pyright: ignore[reportArgumentType]

@@ -1,45 +1,59 @@
-"""Running lanes: stacking and padding, one compilation, scanning in chunks over all devices, and what comes
-out."""
+"""Running lanes: what goes in, how it is grouped, and what comes out."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
-from functools import lru_cache
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Int
 
-from agentjax.cluster import Cluster
-from agentjax.engine.check import check
-from agentjax.engine.init import initial_state
-from agentjax.engine.observe import Sample, sample
-from agentjax.engine.state import DONE, RECORD, Lane, Limits, Shape, State, Traffic
-from agentjax.engine.step import step
-from agentjax.errors import complaint
-from agentjax.policies.policy import Policy, PolicySpace, indexed, registered
+from agentjax.engine.gaps import Gaps, count_gaps
+from agentjax.engine.lanes import FIRST_WINDOW, Ended, stream
+from agentjax.engine.observe import Sample
+from agentjax.engine.stack import LaneSpec, stack_traffic
+from agentjax.engine.state import (
+    BAD_PRIORITY,
+    BAD_RETENTION,
+    BAD_ROUTE,
+    CUT,
+    DEADLOCKED,
+    DONE,
+    FINE,
+    PROGRAM_RECORD,
+    RECORD,
+    STALLED,
+    TOO_LONG,
+    Shape,
+    State,
+    Traffic,
+)
+from agentjax.errors import InputError, complaint
+from agentjax.policies.policy import PolicySpace, used
 from agentjax.workloads.pack import Workload, refuse_unfit
 
-CHUNK = 1024
-"""Steps between two looks at the lanes from outside."""
+__all__ = ["STATUS", "LaneSpec", "Outcome", "fault_of", "run_lanes", "stream_lanes"]
+
+WIDTH = 64
+"""Lanes that run side by side at most."""
 
 STATUS = {
-    0: "completed",
-    1: "deadlocked: calls wait, none runs and none can be admitted",
-    2: "no progress within a chunk of steps",
+    FINE: "completed",
+    DEADLOCKED: "deadlocked: calls wait, none runs and none can be admitted",
+    STALLED: "no progress within a chunk of steps",
+    CUT: "cut at its horizon: not all programs have ended",
+    BAD_PRIORITY: "its scheduling policy answered a priority that is no finite number",
+    BAD_ROUTE: "its routing policy answered a replica that there is not",
+    BAD_RETENTION: "its retention policy answered a protection time that is no number",
+    TOO_LONG: "an iteration that never ends, or an end later than 36 years",
 }
 """What `Outcome.status` says of a lane."""
 
-
-@dataclass(frozen=True)
-class LaneSpec:
-    """One configuration to simulate: an index into the workloads, a cluster and its policies."""
-
-    workload: int
-    cluster: Cluster
-    policy: Policy
+_FAULTS = {
+    BAD_PRIORITY: ("scheduling", "a priority that is NaN or infinite", "a finite number"),
+    BAD_ROUTE: ("routing", "a replica that there is not", "a replica in use: obs.replicas.in_use"),
+    BAD_RETENTION: ("retention", "a protect_s that is NaN", "seconds, 0 or inf"),
+}
 
 
 @dataclass(frozen=True)
@@ -47,7 +61,7 @@ class Outcome:
     """Results, one lane a row; times in ns, −1 where something did not happen; calls in the order of the
     workload.
 
-    The arrays of calls are None where no call records were kept.
+    The arrays of calls are None where no call records were kept, those of gaps where none were counted.
     """
 
     call_released_ns: Int[np.ndarray, "lanes calls"] | None
@@ -59,11 +73,13 @@ class Outcome:
     call_resumed_tokens: Int[np.ndarray, "lanes calls"] | None
     call_preemptions: Int[np.ndarray, "lanes calls"] | None
     call_replica: Int[np.ndarray, "lanes calls"] | None
+    call_longest_gap_ns: Int[np.ndarray, "lanes calls"] | None  # between two tokens of the call
     program_finished_ns: Int[np.ndarray, "lanes programs"]
     program_service_ns: Int[np.ndarray, "lanes programs"]
     prompt_tokens: Int[np.ndarray, " lanes"]
     hit_tokens: Int[np.ndarray, " lanes"]  # at first admissions
     recomputed_tokens: Int[np.ndarray, " lanes"]  # prefill of preempted calls
+    wasted_tokens: Int[np.ndarray, " lanes"]  # of calls that had ended or been preempted meanwhile
     preemptions: Int[np.ndarray, " lanes"]
     evicted_blocks: Int[np.ndarray, " lanes"]  # blocks with content that were reclaimed
     iterations: Int[np.ndarray, " lanes"]
@@ -72,32 +88,66 @@ class Outcome:
     busy_ns: Int[np.ndarray, "lanes replicas"]
     makespan_ns: Int[np.ndarray, " lanes"]
     status: Int[np.ndarray, " lanes"]
+    token_gaps: tuple[Gaps, ...] | None  # of each lane
     series: Sample | None  # of a single lane, where asked for
 
 
-def run_lanes(
+def run_lanes(workloads: Sequence[Workload], lanes: Sequence[LaneSpec], **options: Any) -> Outcome:
+    """Simulate lanes to their ends, side by side on all devices of the default backend.
+
+    Args and Raises: as of `stream_lanes`.
+    """
+    parts, indices = [], []
+    for index, part in stream_lanes(workloads, lanes, **options):
+        parts.append(part)
+        indices += index
+    back = np.argsort(indices, kind="stable")
+
+    def joined(name: str) -> Any:
+        values = [getattr(part, name) for part in parts]
+        if values[0] is None or name == "series":
+            return values[0]
+        if name == "token_gaps":
+            flat = [gaps for value in values for gaps in value]
+            return tuple(flat[row] for row in back)
+        return np.concatenate(values)[back]
+
+    return Outcome(**{field.name: joined(field.name) for field in fields(Outcome)})
+
+
+def stream_lanes(
     workloads: Sequence[Workload],
     lanes: Sequence[LaneSpec],
     *,
     calls: bool = True,
     leaps: bool = True,
+    gaps: bool = False,
     checks: bool = False,
     series: bool = False,
+    width: int = WIDTH,
+    window: int = FIRST_WINDOW,
+    policies: PolicySpace | None = None,
     progress: Callable[[float], None] | None = None,
-) -> Outcome:
-    """Simulate lanes to their ends, side by side on all devices of the default backend.
+) -> Iterator[tuple[list[int], Outcome]]:
+    """Simulate lanes and give each one's outcome when it has ended, with its index among the lanes; a lane
+    that ends makes room for one that waits.
 
     Args:
         workloads: what the lanes refer to.
         lanes: the configurations; all with the same kind of performance model.
-        calls: keep a record of every call (72 bytes each).
+        calls: keep a record of every call (80 bytes each).
         leaps: take many iterations in one step where nothing can change; the results are the same without.
+        gaps: count the times between tokens.
         checks: verify the invariants after every step (slow) and raise at the first that does not hold.
         series: keep the replicas' state at every event, of a single lane.
+        width: most lanes side by side.
+        window: programs in flight that there is room for at first; no result depends on it.
+        policies: what is compiled; None: what the lanes use.
         progress: called with the share of the work that is done, 0 to 1.
 
     Raises:
-        InputError: no lanes, series of more than one, or a call that never fits into a replica of its lane.
+        InputError: no lanes, series of more than one, lanes that cannot run together, or a call that never
+            fits into a replica of its lane.
     """
     if not lanes:
         raise complaint("lanes", "none", "at least one")
@@ -106,13 +156,57 @@ def run_lanes(
     _refuse_mixed(lanes)
     refuse_unfit_lanes(workloads, lanes)
     with jax.enable_x64(True):
-        return _run(workloads, lanes, calls, leaps, checks, series, progress or (lambda share: None))
+        traffic = stack_traffic(workloads)
+        first = lanes[0].cluster
+        programs = traffic.arrival.shape[1]
+        threads = min(programs, window)
+        shape = Shape(
+            programs=programs,
+            threads=threads,
+            reuses=threads < programs,
+            replicas=max(spec.cluster.replicas for spec in lanes),
+            prefixes=0 if first.slots else traffic.prefix_tokens.shape[1],  # a slot holds its own copy
+            calls=traffic.new_tokens.shape[1],
+            slots=max(spec.cluster.max_num_seqs for spec in lanes) if first.slots else 0,
+            policies=policies or used([spec.policy for spec in lanes]),
+            asynchronous=bool(first.async_scheduling),
+            chunked=any(spec.cluster.long_prefill_token_threshold for spec in lanes),
+            leaps=leaps,
+            records=calls,
+            gaps=gaps,
+            checks=checks,
+            series=series,
+        )
+        ends = stream(lanes, traffic, shape, width, progress or (lambda share: None))
+    while True:
+        with jax.enable_x64(True):
+            ended = next(ends, None)
+        if ended is None:
+            return
+        yield [end.index for end in ended], _outcome(ended, traffic, workloads, lanes)
+
+
+def fault_of(status: int, spec: LaneSpec) -> InputError | None:
+    """The complaint about a lane that something it was given has spoilt: a policy's answer, or durations
+    that no clock holds; None for any other status.
+    """
+    if status in _FAULTS:
+        family, found, expected = _FAULTS[status]
+        return complaint(f"{family} {getattr(spec.policy, family).member.name!r}", found, expected)
+    if status == TOO_LONG:
+        return complaint("performance", "an iteration that ends later than 36 years", "less time")
+    return None
 
 
 def _refuse_mixed(lanes: Sequence[LaneSpec]) -> None:
-    """Slots are part of the compiled program, and leave a retention policy nothing to decide."""
-    if len({spec.cluster.slots for spec in lanes}) > 1:
-        raise complaint("cluster.slots", "true and false", "the same in all lanes that are run together")
+    """Slots and asynchronous scheduling are part of the compiled program; slots leave a retention policy
+    nothing to decide.
+    """
+    for name in ("slots", "async_scheduling"):
+        if len({getattr(spec.cluster, name) for spec in lanes}) > 1:
+            raise complaint(
+                f"cluster.{name}", "true and false", "the same in all lanes that are run together"
+            )
     for spec in lanes if lanes[0].cluster.slots else ():
         name = spec.policy.retention.member.name
         if name != "lru":
@@ -131,166 +225,25 @@ def refuse_unfit_lanes(workloads: Sequence[Workload], lanes: Sequence[LaneSpec])
         refuse_unfit(workloads[workload], *most)
 
 
-def _run(
-    workloads: Sequence[Workload],
-    specs: Sequence[LaneSpec],
-    records: bool,
-    leaps: bool,
-    checks: bool,
-    series: bool,
-    progress: Callable[[float], None],
-) -> Outcome:
-    devices = jax.local_devices()
-    devices = devices[: max(1, min(len(devices), len(specs)))]
-    traffic = stack_traffic(workloads)
-    padded = [*specs, *[specs[-1]] * (-len(specs) % len(devices))]
-    policies = registered([spec.policy for spec in specs])
-    lanes = stack_lanes(padded, policies)
-    has_slots = specs[0].cluster.slots
-    shape = Shape(
-        programs=traffic.arrival.shape[1],
-        threads_per_program=1,
-        replicas=max(spec.cluster.replicas for spec in specs),
-        prefixes=0 if has_slots else traffic.prefix_tokens.shape[1],  # a slot holds its own copy
-        calls=traffic.new_tokens.shape[1],
-        slots=max(spec.cluster.max_num_seqs for spec in specs) if has_slots else 0,
-        policies=policies,
-        leaps=leaps,
-        records=records,
-        checks=checks,
-        series=series,
-    )
-    begin, advance = compiled(shape, tuple(devices), len(padded) // len(devices))
-    total = float(np.sum(np.asarray(traffic.calls)[np.asarray(lanes.workload)]))
-    state = begin(traffic, lanes)
-    before = None
-    samples: list[Sample] = []
-    stalled = np.zeros(len(padded), bool)
-    while True:
-        state, active, turns, mark, sampled = advance(state, traffic, lanes)
-        if series:
-            samples.append(jax.tree.map(lambda x: np.asarray(x)[0], sampled))
-        active, mark = np.asarray(active), np.asarray(mark)
-        progress(float(np.sum(turns)) / total)
-        if before is not None:
-            stalled |= active & (mark == before).all(axis=1)
-        before = mark
-        if not (active & ~stalled).any():
-            break
-    return _outcome(state, traffic, workloads, specs, stalled, samples)
-
-
-@lru_cache(maxsize=32)
-def compiled(shape: Shape, devices: tuple[Any, ...], lanes_per_device: int) -> tuple[Callable, Callable]:
-    """The functions (initial states; one chunk of steps) for lanes split over devices; compiled at their
-    first call.
-    """
-    mesh = Mesh(np.asarray(devices), ("lanes",))
-    split, whole = PartitionSpec("lanes"), PartitionSpec()
-
-    def begin(traffic: Traffic, lanes: Lane) -> State:
-        return jax.vmap(lambda lane: initial_state(traffic, lane, shape))(lanes)
-
-    def one(state: State, traffic: Traffic, lane: Lane) -> tuple[State, Sample | None]:
-        def body(state: State, _: None) -> tuple[State, Sample | None]:
-            after = step(state, traffic, lane, shape)
-            if shape.checks:
-                after = check(after, state, traffic, lane, shape)
-            return after, (sample(after, lane) if shape.series else None)
-
-        return jax.lax.scan(body, state, None, length=CHUNK)
-
-    def advance(state: State, traffic: Traffic, lanes: Lane):
-        if lanes_per_device == 1:  # gathers of a lone lane are cheaper without a batch axis
-            first = jax.tree.map(lambda x: x[0], (state, lanes))
-            state, samples = jax.tree.map(lambda x: x[None], one(first[0], traffic, first[1]))
-        else:
-            state, samples = jax.vmap(one, in_axes=(0, None, 0))(state, traffic, lanes)
-        active = jnp.any(state.threads.status != DONE, axis=1) & ~state.stuck
-        return state, active, jnp.sum(state.threads.turn, axis=1), jax.vmap(_mark)(state), samples
-
-    begin = jax.shard_map(begin, mesh=mesh, in_specs=(whole, split), out_specs=split, check_vma=False)
-    advance = jax.shard_map(
-        advance, mesh=mesh, in_specs=(split, whole, split), out_specs=split, check_vma=False
-    )
-    return jax.jit(begin), jax.jit(advance, donate_argnums=0)
-
-
-def _mark(state: State) -> Int[jax.Array, " counters"]:
-    """Numbers of which some change in any step that does something, `totals.steps` apart."""
-    totals = vars(state.totals).items()
-    counters = [state.now, jnp.sum(state.threads.turn), jnp.sum(state.replicas.free)]
-    counters += [value for name, value in totals if name != "steps"]
-    return jnp.stack([counter.astype(jnp.int64) for counter in counters])
-
-
-def stack_traffic(workloads: Sequence[Workload]) -> Traffic:
-    """The workloads padded and stacked; sizes are rounded up, so that similar workloads share a
-    compilation.
-    """
-
-    def stacked(name: str, fill: int, multiple: int) -> Any:
-        rows = [getattr(workload, name) for workload in workloads]
-        width = -(-max(len(row) for row in rows) // multiple) * multiple
-        out = np.full((1 << (len(rows) - 1).bit_length(), width), fill, rows[0].dtype)
-        for i, row in enumerate(rows):
-            out[i, : len(row)] = row
-        return out
-
-    return Traffic(
-        arrival=stacked("arrival", 0, 8),
-        first_call=stacked("first_call", 0, 8),
-        calls=stacked("calls", 0, 8),
-        prefix=stacked("prefix", -1, 8),
-        prefix_tokens=stacked("prefix_tokens", 0, 1),
-        new_tokens=stacked("new_tokens", 1, 512),
-        output_tokens=stacked("output_tokens", 1, 512),
-        kept_tokens=stacked("kept_tokens", -1, 512),
-        gap=stacked("gap", 0, 512),
-    )
-
-
-def stack_lanes(specs: Sequence[LaneSpec], policies: PolicySpace | None = None) -> Lane:
-    """The lanes' traced values with a leading axis; their policies as places in `policies` (None: all that
-    are registered).
-    """
-    policies = policies or registered([spec.policy for spec in specs])
-    names = [field.name for field in fields(Limits)]
-    lanes = [
-        Lane(
-            workload=np.int32(spec.workload),  # pyright: ignore[reportArgumentType]
-            limits=Limits(**{name: np.int32(getattr(spec.cluster, name)) for name in names}),  # pyright: ignore[reportArgumentType]
-            policy=indexed(spec.policy, policies),  # pyright: ignore[reportArgumentType]
-            performance=spec.cluster.performance,
-        )
-        for spec in specs
-    ]
-    return jax.tree.map(lambda *leaves: np.stack(leaves), *lanes)
-
-
 def _outcome(
-    state: State,
-    traffic: Traffic,
-    workloads: Sequence[Workload],
-    specs: Sequence[LaneSpec],
-    stalled: np.ndarray,
-    samples: Sequence[Sample],
+    ended: Sequence[Ended], traffic: Traffic, workloads: Sequence[Workload], specs: Sequence[LaneSpec]
 ) -> Outcome:
     """The final states as an `Outcome`."""
-    count = len(specs)
-    final: Any = jax.tree.map(lambda x: np.asarray(x)[:count], state)
-    threads, totals = final.threads, final.totals
-    which = np.asarray([spec.workload for spec in specs])
-    records = None if final.records is None else _last_records(final, traffic, which)
-    prompts = np.asarray([int(np.sum(workload.prompt_tokens, dtype=np.int64)) for workload in workloads])[
-        which
-    ]
-    finished = np.where(threads.status == DONE, threads.finished, -1)
-    stuck = final.stuck | np.any(threads.status != DONE, axis=1) & ~stalled[:count]
+    final: Any = jax.tree.map(lambda *x: np.stack(x), *[end.state for end in ended])
+    totals, pools = final.totals, final.replicas.pool
+    which = np.asarray([specs[end.index].workload for end in ended])
+    records = None if final.records is None else _records(final)
+    programs = final.programs[:, :-1]
+    finished = programs[:, :, PROGRAM_RECORD.index("finished")]
+    calls = np.asarray(traffic.calls)[which].sum(axis=1)
+    complete = totals.completions == calls
+    status = np.where((final.fault == FINE) & ~complete, CUT, final.fault)
+    prompts = np.asarray([int(np.sum(workload.prompt_tokens, dtype=np.int64)) for workload in workloads])
 
     def column(name: str) -> np.ndarray | None:
         return None if records is None else records[:, :, RECORD.index(name)]
 
+    has_gaps = final.threads.gaps is not None
     return Outcome(
         call_released_ns=column("released"),
         call_scheduled_ns=column("scheduled"),
@@ -301,20 +254,23 @@ def _outcome(
         call_resumed_tokens=column("resumed"),
         call_preemptions=column("preemptions"),
         call_replica=column("replica"),
+        call_longest_gap_ns=column("longest_gap") if has_gaps else None,
         program_finished_ns=finished,
-        program_service_ns=threads.service,
-        prompt_tokens=prompts,
+        program_service_ns=programs[:, :, PROGRAM_RECORD.index("service")],
+        prompt_tokens=prompts[which],
         hit_tokens=totals.hits,
         recomputed_tokens=totals.recomputed,
+        wasted_tokens=totals.wasted,
         preemptions=totals.preemptions,
-        evicted_blocks=totals.evicted,
+        evicted_blocks=pools.evicted.sum(axis=1),
         iterations=totals.iterations,
         empty_schedules=totals.empty_schedules,
         steps=totals.steps,
         busy_ns=final.replicas.busy,
-        makespan_ns=finished.max(axis=1),
-        status=np.where(stuck, 1, np.where(stalled[:count], 2, 0)),
-        series=_series(samples) if samples else None,
+        makespan_ns=np.where(complete, final.now, -1),
+        status=status,
+        token_gaps=tuple(count_gaps(end.told, end.state) for end in ended) if has_gaps else None,
+        series=_series(ended[0].samples) if ended[0].samples and ended[0].samples[0] is not None else None,
     )
 
 
@@ -325,27 +281,21 @@ def _series(samples: Sequence[Sample]) -> Sample:
     return jax.tree.map(lambda values: values[last], joined)
 
 
-def _last_records(state: State, traffic: Traffic, workload: np.ndarray) -> np.ndarray:
-    """The call records, completed with the last call of every thread, which is still in the thread's
-    state.
-    """
-    assert state.records is not None
-    threads = state.threads
-    records = np.array(state.records[:, :-1])
-    first = np.asarray(traffic.first_call)[workload]
-    calls = np.asarray(traffic.calls)[workload]
-    lane, thread = np.nonzero((calls > 0) & (threads.turn > 0) & (threads.turn >= calls))
-    columns = {
+def _records(final: State) -> np.ndarray:
+    """The call records, with what is known of calls that have been released and not ended."""
+    assert final.records is not None
+    threads = final.threads
+    records = np.array(final.records[:, :-1])
+    lane, thread = np.nonzero((threads.status != DONE) & (threads.replica >= 0) & (threads.wake >= 2**62))
+    known = {
         "released": threads.released,
         "scheduled": threads.first_scheduled,
         "first_token": threads.first_token,
-        "finished": threads.finished,
-        "service": threads.service - threads.service_before,
-        "cached": threads.cached,
+        "cached": np.where(threads.first_scheduled >= 0, threads.cached, -1),
         "preemptions": threads.preemptions,
         "resumed": threads.resumed,
         "replica": threads.replica,
     }
-    rows = np.stack([np.asarray(columns[name])[lane, thread] for name in RECORD], axis=-1)
-    records[lane, (first + calls - 1)[lane, thread]] = rows
+    for name, values in known.items():
+        records[lane, threads.call[lane, thread], RECORD.index(name)] = np.asarray(values)[lane, thread]
     return records

@@ -34,23 +34,23 @@ def initial_slots(lane: Lane, shape: Shape) -> Slots | None:
 
 
 def shared_tokens(
-    slots: Slots, traffic: Traffic, lane: Lane, thread: Int[Array, ""]
+    slots: Slots, traffic: Traffic, lane: Lane, program: Int[Array, ""]
 ) -> Int[Array, "replicas slots"]:
-    """Leading tokens that the content of each slot shares with the prompt of a thread's call."""
-    own = jnp.where(slots.owner == thread, slots.matching, 0)
+    """Leading tokens that the content of each slot shares with the prompt of a program's call."""
+    own = jnp.where(slots.owner == program, slots.matching, 0)
     tokens = traffic.prefix_tokens[lane.workload]
     if tokens.shape[0] == 0:
         return own
-    prefix = at(traffic.prefix[lane.workload], thread)
+    prefix = at(traffic.prefix[lane.workload], program)
     common = jnp.where(prefix >= 0, at(tokens, jnp.maximum(prefix, 0)), 0)
     return jnp.maximum(own, jnp.where(slots.prefix == prefix, common, 0))
 
 
 def cached_tokens(
-    slots: Slots, traffic: Traffic, lane: Lane, thread: Int[Array, ""], prompt: Int[Array, ""]
+    slots: Slots, traffic: Traffic, lane: Lane, program: Int[Array, ""], prompt: Int[Array, ""]
 ) -> Int[Array, " replicas"]:
     """Tokens of a prompt that the most similar idle slot of each replica holds."""
-    shared = jnp.where(slots.used < BUSY, shared_tokens(slots, traffic, lane, thread), 0)
+    shared = jnp.where(slots.used < BUSY, shared_tokens(slots, traffic, lane, program), 0)
     return jnp.minimum(jnp.max(shared, axis=1), prompt - 1)
 
 
@@ -59,7 +59,7 @@ def choose(
     traffic: Traffic,
     lane: Lane,
     replica: Int[Array, ""],
-    thread: Int[Array, ""],
+    program: Int[Array, ""],
     prompt: Int[Array, ""],
 ) -> tuple[Int[Array, ""], Int[Array, ""]]:
     """(slot, tokens found in it) for a call that is admitted; meaningless if no slot of the replica is idle.
@@ -68,7 +68,7 @@ def choose(
     highest number first, or else the one least recently used.
     """
     idle = at(slots.used, replica) < BUSY
-    shared = jnp.where(idle, at(shared_tokens(slots, traffic, lane, thread), replica), -1)
+    shared = jnp.where(idle, at(shared_tokens(slots, traffic, lane, program), replica), -1)
     similar = jnp.argmax(shared).astype(jnp.int32)
     numbers = jnp.arange(idle.shape[0], dtype=jnp.int32)
     used = at(slots.used, replica)
@@ -82,7 +82,7 @@ def occupy(
     traffic: Traffic,
     lane: Lane,
     replica: Int[Array, ""],
-    thread: Int[Array, ""],
+    program: Int[Array, ""],
     slot: Int[Array, ""],
     when: Bool[Array, ""],
 ) -> State:
@@ -91,12 +91,12 @@ def occupy(
     assert slots is not None
     rows, numbers = jnp.arange(slots.used.shape[0]), jnp.arange(slots.used.shape[1])
     here = when & (rows == replica)[:, None] & (numbers == slot)[None, :]
-    prefix = at(traffic.prefix[lane.workload], thread)
+    prefix = at(traffic.prefix[lane.workload], program)
     return replace(
         state,
         slots=replace(
             slots,
-            owner=where_put(here, thread, slots.owner),
+            owner=where_put(here, program, slots.owner),
             prefix=where_put(here, prefix, slots.prefix),
             used=where_put(here, BUSY, slots.used),
         ),
@@ -106,7 +106,7 @@ def occupy(
 def vacate(
     state: State,
     replica: Int[Array, ""],
-    thread: Int[Array, ""],
+    program: Int[Array, ""],
     tokens: Int[Array, ""],
     when: Bool[Array, ""],
 ) -> State:
@@ -114,7 +114,7 @@ def vacate(
     slots = state.slots
     assert slots is not None
     rows = (jnp.arange(slots.used.shape[0]) == replica)[:, None]
-    here = when & rows & (slots.owner == thread) & (slots.used == BUSY)
+    here = when & rows & (slots.owner == program) & (slots.used == BUSY)
     return replace(
         state,
         slots=replace(
@@ -126,10 +126,10 @@ def vacate(
     )
 
 
-def cut_context(state: State, thread: Int[Array, ""], kept: Int[Array, ""], when: Bool[Array, ""]) -> State:
-    """Compaction: what slots hold of a thread's context agrees with it up to the tokens it keeps."""
+def cut_context(state: State, program: Int[Array, ""], kept: Int[Array, ""], when: Bool[Array, ""]) -> State:
+    """Compaction: what slots hold of a program's context agrees with it up to the tokens it keeps."""
     slots = state.slots
     assert slots is not None
-    theirs = when & (slots.owner == thread)
+    theirs = when & (slots.owner == program)
     matching = jnp.where(theirs, jnp.minimum(slots.matching, kept), slots.matching)
     return replace(state, slots=replace(slots, matching=matching))

@@ -1,6 +1,6 @@
 """One run: a workload, a cluster and a policy in, a dataset out."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -8,7 +8,7 @@ import numpy as np
 from agentjax.cluster import Cluster
 from agentjax.config.build import chosen
 from agentjax.energy import ENERGY
-from agentjax.engine.run import STATUS, LaneSpec, Outcome, run_lanes
+from agentjax.engine.run import STATUS, LaneSpec, Outcome, fault_of, run_lanes
 from agentjax.performance.valid import Watch
 from agentjax.policies import Policy
 from agentjax.results import cluster_energy, lane_record
@@ -41,8 +41,10 @@ _TOTALS = {
     "prompt_tokens": ("tokens", "prompt tokens of all calls"),
     "hit_tokens": ("tokens", "prompt tokens found in the prefix cache at first scheduling"),
     "recomputed_tokens": ("tokens", "prefill tokens of preempted calls"),
+    "wasted_tokens": ("tokens", "computed for calls that had ended or been preempted meanwhile"),
     "evicted_blocks": ("blocks", "cached blocks reclaimed"),
 }
+_ITL = {"mean": "mean", "p50": "median", "p95": "95th percentile", "p99": "99th percentile", "max": "longest"}
 
 _SERIES = {
     "in_use_blocks": ("blocks", "KV blocks of running calls"),
@@ -60,6 +62,7 @@ def simulate(
     leaps: bool = True,
     check: bool = False,
     series: bool = False,
+    until_s: float | None = None,
 ) -> "xr.Dataset":
     """Run one workload on one cluster to its end.
 
@@ -70,6 +73,8 @@ def simulate(
         leaps: as in `run_lanes`; the results do not depend on it.
         check: verify the engine's invariants after every step (slow).
         series: add the time series of KV blocks and calls over `time` (s), one value an event.
+        until_s: horizon: nothing later than this happens (s). The attribute `status` says if that cut the
+            run; what had not happened is NaN.
 
     Returns:
         A dataset over `program`, `call` (program by program) and `replica`: instants and durations in
@@ -77,15 +82,31 @@ def simulate(
         known; units in the attributes. NaN where something did not happen.
 
     Raises:
-        InputError: a workload that the cluster can never run.
+        InputError: a workload that the cluster can never run, or a policy whose answers cannot be used.
     """
     packed = workload if isinstance(workload, Workload) else pack(list(workload))
-    lane = LaneSpec(0, cluster, policy or Policy())
-    outcome = run_lanes([packed], [lane], leaps=leaps, checks=check, series=series)
+    lane = LaneSpec(0, cluster, policy or Policy(), until_s)
+    outcome = run_one(packed, lane, leaps=leaps, checks=check, series=series)
     watch = Watch()
     watch.see(packed, cluster, outcome)
     watch.warn()
     return run_dataset(outcome, packed, lane)
+
+
+def run_one(
+    workload: Workload, lane: LaneSpec, progress: Callable[[float], None] | None = None, **options: Any
+) -> Outcome:
+    """The outcome of one lane, with its call records and the times between its tokens; `options` as of
+    `run_lanes`.
+
+    Raises:
+        InputError: as `simulate`.
+    """
+    outcome = run_lanes([workload], [lane], gaps=True, progress=progress, **options)
+    fault = fault_of(int(outcome.status[0]), lane)
+    if fault is not None:
+        raise fault
+    return outcome
 
 
 def run_dataset(outcome: Outcome, workload: Workload, lane: LaneSpec) -> "xr.Dataset":
@@ -134,6 +155,12 @@ def run_dataset(outcome: Outcome, workload: Workload, lane: LaneSpec) -> "xr.Dat
     }
     for name, (units, meaning) in _TOTALS.items():
         variables[name] = of_run(getattr(outcome, name)[0], meaning, units)
+    if outcome.call_longest_gap_ns is not None:
+        longest = seconds(outcome.call_longest_gap_ns[0])
+        variables["longest_itl_s"] = of_call(longest, "longest time between two tokens", units="s")
+    for suffix, words in _ITL.items():
+        if (name := f"itl_{suffix}") in record:
+            variables[name] = of_run(record[name], f"{words} time between two tokens of a call", "s")
     for name, value in cluster_energy(record, lane.cluster).items():
         variables[name] = of_run(value, *ENERGY[name])
     coordinates: dict[str, Any] = {"program": np.array(workload.names, np.dtypes.StringDType())}

@@ -1,19 +1,22 @@
 """`python -m agentjax.simulate GROUP=OPTION KEY=VALUE`: one run and its metrics."""
 
+import contextlib
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from agentjax.compilation import prepare
 from agentjax.config import CommandLine, run_command
 from agentjax.config.build import build_cluster, build_policy, build_workload
 from agentjax.config.compose import plain, refuse_missing
 from agentjax.config.paths import output_path
-from agentjax.engine.run import STATUS, LaneSpec, run_lanes
+from agentjax.engine.run import STATUS, LaneSpec
 from agentjax.errors import complaint
 from agentjax.metrics import LOAD_REGIMES
 from agentjax.performance.valid import Watch
@@ -21,11 +24,12 @@ from agentjax.plotting import check_ending, jct_figure, save_figure
 from agentjax.policies import FAMILIES
 from agentjax.report import make_console, run_table
 from agentjax.results import lane_record
-from agentjax.simulate import run_dataset
+from agentjax.simulate import run_dataset, run_one
 from agentjax.store import save_dataset
+from agentjax.workloads.pack import Workload
 
 
-def run_one(config: DictConfig, line: CommandLine) -> None:
+def run_command_line(config: DictConfig, line: CommandLine) -> None:
     """Runs the simulation of a composed configuration, prints its metrics and writes what was asked for."""
     start = time.perf_counter()
     resolved = plain(config, resolve=True)
@@ -40,13 +44,14 @@ def run_one(config: DictConfig, line: CommandLine) -> None:
     cluster = build_cluster(resolved["cluster"], resolved["performance"])
     policy = build_policy(resolved)
     prepare(config.execution.devices)
-    lane = LaneSpec(0, cluster, policy)
-    outcome = run_lanes([workload], [lane])
+    lane = LaneSpec(0, cluster, policy, resolved["until_s"])
+    console = make_console()
+    with _progress(workload, console) as show:
+        outcome = run_one(workload, lane, show)
     watch = Watch()
     watch.see(workload, cluster, outcome)
     record = lane_record(outcome, 0, workload, cluster)
     heading = _heading(resolved)
-    console = make_console()
     console.print(run_table(record, heading))
     console.print(_summary(record), highlight=False)
     watch.warn()
@@ -57,6 +62,21 @@ def run_one(config: DictConfig, line: CommandLine) -> None:
         save_figure(jct_figure(record["jct"], heading), figure)
         console.print(f"figure {figure}", highlight=False, soft_wrap=True)
     console.print(f"{time.perf_counter() - start:.1f} s in all")
+
+
+@contextlib.contextmanager
+def _progress(workload: Workload, console: Console) -> Iterator[Callable[[float], None]]:
+    """A bar of completed calls, from before anything is compiled until the run has ended."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.completed:,.0f}/{task.total:,.0f} calls"),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=console, transient=True) as progress:
+        calls = len(workload.gap)
+        task = progress.add_task("compiling", total=calls)
+        yield lambda share: progress.update(task, description="simulating", completed=round(share * calls))
 
 
 def _heading(config: dict[str, Any]) -> str:
@@ -70,6 +90,7 @@ def _summary(record: dict[str, Any]) -> str:
         f"{record['completed']} of {len(record['jct'])} programs completed in {record['makespan']:,.1f} s",
         f"{record['throughput']:.4g} programs/s",
         f"hit rate {100 * record['hit_rate']:.1f} %",
+        f"longest time between two tokens {1e3 * record['itl_max']:,.0f} ms",
         f"{record['preemptions']} preemptions",
         f"utilization {100 * record['utilization']:.1f} %",
         f"load {record['load_regime']} (of {', '.join(LOAD_REGIMES)})",
@@ -81,7 +102,7 @@ def _summary(record: dict[str, Any]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit code."""
-    return run_command(run_one, "simulate", arguments)
+    return run_command(run_command_line, "simulate", arguments)
 
 
 if __name__ == "__main__":

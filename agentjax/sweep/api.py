@@ -40,9 +40,11 @@ def sweep(
     grid: Mapping[str, Any],
     baseline: Mapping[str, Any] | None = None,
     out: str | Path | None = None,
+    until_s: float | None = None,
+    token_gaps: bool = False,
     lanes_per_tile: int = LANES_PER_TILE,
     progress: Callable[[float, int], None] | None = None,
-    run_lanes: Callable[..., Any] | None = None,
+    stream_lanes: Callable[..., Any] | None = None,
 ) -> "xr.Dataset":
     """Simulates every combination of the values of a grid.
 
@@ -60,9 +62,11 @@ def sweep(
         baseline: labels that reports measure changes against; the first value of every axis where absent.
         out: folder for `cube.zarr` and the finished tiles, from which an interrupted call resumes;
             None keeps all in memory.
-        lanes_per_tile: configurations computed and saved together.
+        until_s: horizon of every run: nothing later than this happens (s); None: to the end.
+        token_gaps: count the times between tokens too (`itl_p99`, ...).
+        lanes_per_tile: configurations computed side by side, and saved together at most.
         progress: called with the number of configurations finished and of all.
-        run_lanes: the engine, for tests.
+        stream_lanes: the engine, for tests.
 
     Returns:
         One dimension per axis, with its values as labels; one variable per metric, units in the attributes.
@@ -73,7 +77,7 @@ def sweep(
     """
     if isinstance(lanes_per_tile, bool) or not isinstance(lanes_per_tile, int) or lanes_per_tile < 1:
         raise complaint("lanes_per_tile", repr(lanes_per_tile), "a whole number >= 1")
-    subject = _Subject(workload, cluster, policy, grid)
+    subject = _Subject(workload, cluster, policy, grid, until_s)
     axes = make_axes(subject.values_of)
     labels = reference(axes, baseline or {})
     points = [subject.point(labels) for labels in labels_of(axes)]
@@ -84,7 +88,8 @@ def sweep(
         Tiles(folder / "tiles") if folder else None,
         lanes_per_tile,
         progress,
-        run_lanes,
+        token_gaps=token_gaps,
+        stream_lanes=stream_lanes,
     )
     attrs = {"version": package_version(), "seeds": seeds(axes), "baseline": json.dumps(labels)}
     cube = build_cube(axes, finished.records, attrs)
@@ -96,7 +101,15 @@ def sweep(
 class _Subject:
     """What a grid varies, and what is left when labels are chosen."""
 
-    def __init__(self, workload: Any, cluster: Cluster, policy: Policy, grid: Mapping[str, Any]):
+    def __init__(
+        self,
+        workload: Any,
+        cluster: Cluster,
+        policy: Policy,
+        grid: Mapping[str, Any],
+        until_s: float | None,
+    ):
+        self._until_s = until_s
         self._base = {"workload": workload, "cluster": cluster, "policy": policy}
         self._objects: dict[str, dict[str, Any]] = {}
         self._families: dict[str, list[str]] = {}
@@ -134,7 +147,7 @@ class _Subject:
             performance = self._objects["performance"][labels["performance"]]
         performance = _replaced(performance, _under("performance", labels))
         cluster = _replaced(cluster, {**_under("cluster", labels), "performance": performance})
-        return LaneSpec(self._workload(labels), cluster, self._policy(labels))
+        return LaneSpec(self._workload(labels), cluster, self._policy(labels), self._until_s)
 
     def _policy(self, labels: Mapping[str, Any]) -> Policy:
         names: dict[str, str] = {}

@@ -45,7 +45,7 @@ def run_grid(config: DictConfig, line: CommandLine) -> None:
     check_published(_mapping(config, "published"))
     published = _published(config, line, grid)
     lanes = config.execution.lanes_per_tile
-    points, workloads = _build(grid)
+    points, workloads = _build(grid, raw.get("until_s"))
     folder = output_path("out", config.out, "a folder") or Path("outputs") / _name(config, grid)
     if folder.exists() and not folder.is_dir():
         raise complaint(f"out={folder}", "a file", "a folder")
@@ -53,7 +53,7 @@ def run_grid(config: DictConfig, line: CommandLine) -> None:
     prepare(config.execution.devices)
     console = make_console()
     attrs = _attributes(raw, grid, baseline, published, _title(grid, points))
-    finished = _run(points, workloads, folder, lanes, console)
+    finished = _run(points, workloads, folder, lanes, bool(config.execution.token_gaps), console)
     path = folder / "cube.zarr"
     cube = build_cube(grid.axes, finished.records, attrs)
     _report(cube, console)
@@ -144,7 +144,7 @@ def _name(config: DictConfig, grid: Grid) -> str:
     return config.grid.name or "_x_".join(axis.name for axis in grid.axes)
 
 
-def _build(grid: Grid) -> tuple[list[LaneSpec], list[Workload]]:
+def _build(grid: Grid, until_s: float | None) -> tuple[list[LaneSpec], list[Workload]]:
     """The objects of every point; equal parts of configurations are built once."""
     built: dict[str, Any] = {}
     workloads: list[Workload] = []
@@ -167,6 +167,7 @@ def _build(grid: Grid) -> tuple[list[LaneSpec], list[Workload]]:
                 once("workload", add_workload, config["workload"]),
                 once("cluster", build_cluster, config["cluster"], config["performance"]),
                 once("policy", build_policy, policy),
+                until_s,
             )
         )
     return points, workloads
@@ -217,7 +218,12 @@ def _title(grid: Grid, points: list[LaneSpec]) -> str:
 
 
 def _run(
-    points: list[LaneSpec], workloads: list[Workload], folder: Path, lanes: int, console: Console
+    points: list[LaneSpec],
+    workloads: list[Workload],
+    folder: Path,
+    lanes: int,
+    token_gaps: bool,
+    console: Console,
 ) -> Finished:
     columns = (
         TextColumn("{task.description}"),
@@ -238,7 +244,7 @@ def _run(
         progress.update(task, completed=done, total=total, whole=int(done))
 
     try:
-        return run_points(points, workloads, Tiles(folder / "tiles"), lanes, show)
+        return run_points(points, workloads, Tiles(folder / "tiles"), lanes, show, token_gaps=token_gaps)
     except KeyboardInterrupt:
         console.print(
             f"finished tiles are kept in {folder / 'tiles'}: the same command resumes", highlight=False

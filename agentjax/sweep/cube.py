@@ -21,6 +21,7 @@ _WORDS = {
     "e2e": "release of a call to its last token",
 }
 _SUFFIXES = {"mean": "mean", "p50": "median", "p95": "95th percentile", "p99": "99th percentile"}
+_ITL_SUFFIXES = {**_SUFFIXES, "max": "longest"}
 _OTHERS = {
     "throughput": ("completed programs over makespan", "programs/s"),
     "hit_rate": ("prompt tokens found in the prefix cache", "1"),
@@ -54,9 +55,10 @@ def build_cube(axes: Sequence[Axis], records: Sequence[Record], attrs: Mapping[s
     for row, record in enumerate(records):
         jct[row, : len(record["jct"])] = record["jct"]
     names = [f"{metric}_{suffix}" for metric in _WORDS for suffix in SUMMARIES]
-    known = [name for name in ENERGY if any(name in record for record in records)]
+    optional = [*ENERGY, *(f"itl_{suffix}" for suffix in _ITL_SUFFIXES)]
+    known = [name for name in optional if any(name in record for record in records)]
     for name in [*names, *_OTHERS, *known]:
-        unknown = {name: np.nan} if name in ENERGY else {}
+        unknown = {name: np.nan} if name in optional else {}
         values = np.array([(unknown | record)[name] for record in records])
         if name == "load_regime":
             values = np.array([LOAD_REGIMES.index(value) for value in values], np.int8)
@@ -77,6 +79,8 @@ def _describe(name: str) -> dict[str, Any]:
     metric, _, suffix = name.rpartition("_")
     if metric in _WORDS and suffix in _SUFFIXES:
         return {"long_name": f"{_SUFFIXES[suffix]} {_WORDS[metric]}", "units": "s"}
+    if metric == "itl":
+        return {"long_name": f"{_ITL_SUFFIXES[suffix]} time between two tokens of a call", "units": "s"}
     long_name, units = (_OTHERS | ENERGY)[name]
     if name == "load_regime":  # the conventions of CF for a variable of named states
         return {"long_name": long_name, "flag_values": [0, 1, 2], "flag_meanings": " ".join(LOAD_REGIMES)}

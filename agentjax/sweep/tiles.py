@@ -5,12 +5,11 @@ import functools
 import hashlib
 import inspect
 import io
-import itertools
 import marshal
 import os
 import zipfile
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -129,13 +128,6 @@ class Tiles:
             file.flush()
             os.fsync(file.fileno())
         return path
-
-
-def cut(items: Sequence[Any], size: int) -> list[Sequence[Any]]:
-    """Parts of at most `size` items whose sizes differ by at most one."""
-    parts = -(-len(items) // size)
-    edges = [round(index * len(items) / parts) for index in range(parts + 1)] if parts else []
-    return [items[low:high] for low, high in itertools.pairwise(edges)]
 
 
 def _stack(records: Mapping[str, Record]) -> dict[str, np.ndarray]:
