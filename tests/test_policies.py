@@ -21,7 +21,7 @@ from agentjax.policies import (
     sample_observation,
     scheduling,
 )
-from agentjax.policies.base import decide
+from agentjax.policies.base import decide, promise
 from agentjax.policies.policy import PolicySpace, indexed, used
 from agentjax.policies.trial import try_out
 from agentjax.workloads import Call, Program
@@ -415,6 +415,17 @@ def test_registering_refuses(family, arguments, message):
     assert "mine" not in FAMILIES[family].members
 
 
+def test_a_retention_policy_keeps_its_promise_not_to_protect():
+    with pytest.raises(InputError) as error:
+        retention.register("mine", protects=False)(lambda obs: Retain(True, obs.now_s))
+    assert str(error.value) == (
+        "retention 'mine': found protect_s = 3.0 on a sample observation, "
+        "expected 0, as it is registered with protects=False"
+    )
+    protects = {name: member.trait("protects") for name, member in retention.members.items()}
+    assert protects == {"lru": False, "evict": False, "ttl": True, "pressure_ttl": True, "pin": True}
+
+
 def test_a_name_is_a_text():
     with pytest.raises(InputError) as error:
         routing.register("")
@@ -429,7 +440,7 @@ def test_admission_gates_unless_it_promises_not_to(own_policies):
 @pytest.mark.parametrize(("family", "name"), MEMBERS)
 def test_built_in_policies_pass_the_trial(family, name):
     member = FAMILIES[family].find(name)
-    try_out(family, name, member.function, member.parameters, member.trait("gates"))
+    try_out(family, name, member.function, member.parameters, promise(family, dict(member.traits)))
 
 
 def test_the_sample_refuses_unknown_fields():
@@ -481,7 +492,7 @@ def test_a_policy_of_ones_own(own_policies):
         Program(f"{new} tokens", 0.0, ((tuple(Call(new, 1, None, None, 100.0) for _ in range(2)),),))
         for new in (32, 16, 48)
     ]
-    cluster = Cluster(replicas=2, kv_blocks=100, performance=Affine(1.0))
+    cluster = Cluster(replicas=2, kv_blocks=100, async_scheduling=False, performance=Affine(1.0))
 
     def run(**parameters):
         given = {family: parameters.get(family, {}) for family in FAMILIES}

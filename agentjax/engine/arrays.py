@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int, Shaped
 
 __all__ = [
+    "argmin",
     "at",
     "column",
     "count",
@@ -87,8 +88,21 @@ def count(x: Shaped[Array, " n"]) -> Int[Array, ""]:
 
 
 def first_where(mask: Bool[Array, " n"], key: Int[Array, " n"]) -> Int[Array, ""]:
-    """Index of the smallest key under the mask, the lowest on a tie; 0 where the mask is empty."""
-    return jnp.argmin(jnp.where(mask, key, jnp.iinfo(key.dtype).max)).astype(jnp.int32)
+    """Index of the smallest key under the mask, the lowest on a tie; 0 where the mask is empty.
+
+    A short key and its index are compared as one number: on CPUs an argmin costs four times a minimum.
+    """
+    if key.dtype == jnp.int32:
+        index = jax.lax.iota(jnp.int64, key.shape[0])
+        packed = jnp.where(mask, (key.astype(jnp.int64) << 32) | index, jnp.iinfo(jnp.int32).max << 32)
+        return jnp.min(packed).astype(jnp.int32)
+    return argmin(jnp.where(mask, key, jnp.iinfo(key.dtype).max))
+
+
+def argmin(x: Int[Array, " n"]) -> Int[Array, ""]:
+    """Index of the smallest entry, the lowest on a tie, by two minima."""
+    index = jax.lax.iota(jnp.int32, x.shape[0])
+    return jnp.min(jnp.where(x == jnp.min(x), index, x.shape[0]))
 
 
 def lexicographic_argmin(mask: Bool[Array, " n"], *keys: Int[Array, " n"]) -> Int[Array, ""]:

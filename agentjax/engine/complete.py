@@ -249,6 +249,13 @@ def leave(
             wasted=put(flight.wasted, thread, wasted, finishes),
             wasted_until=put(flight.wasted_until, thread, one.ahead.end, finishes),
         )
+    if shape.chunked:  # a chunk that was to be computed again leaves the batch with its call
+        chunk = at(threads.scheduled, thread)
+        decodes = (
+            (chunk == 1) & (computed == at(reach(threads), thread)) & (computed > at(threads.prompt, thread))
+        )
+        undone = preempted & ~decodes & (at(threads.preemptions, thread) > 0)
+        totals = replace(totals, recomputed=totals.recomputed - jnp.where(undone, chunk, 0))
     state = _record(state, thread, service, finishes, last)
     threads = replace(
         threads,

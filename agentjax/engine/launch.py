@@ -29,17 +29,22 @@ def batch_of(threads: Threads, replica: Int[Array, ""]) -> BatchShape:
     tokens = jnp.where(batch, threads.scheduled, 0)
     known = reach(threads)
     decoding = batch & (tokens == 1) & (known > threads.prompt) & (threads.computed == known)
-    after = threads.computed.astype(jnp.float64)
-    chunk = jnp.where(decoding, 0, tokens).astype(jnp.float64)
-    context = jnp.where(decoding, after, 0.0)
+    after = threads.computed
+    chunk = jnp.where(decoding, 0, tokens)
+    context = jnp.where(decoding, after, 0)
+    before = jnp.where(chunk > 0, after - chunk, 0)
+
+    def total(x: Array) -> Array:
+        return jnp.sum(x, dtype=jnp.int64).astype(jnp.float64)
+
     return BatchShape(
-        sequences=jnp.sum(batch.astype(jnp.float64)),
-        decode_sequences=jnp.sum(decoding.astype(jnp.float64)),
-        decode_context_tokens=jnp.sum(context),
-        decode_context_max_tokens=jnp.max(context),
-        prefill_tokens=jnp.sum(chunk),
-        prefill_context_tokens=jnp.sum(jnp.where(chunk > 0, after - chunk, 0.0)),
-        prefill_work_tokens2=jnp.sum(chunk * (after - 0.5 * chunk)),
+        sequences=count(batch).astype(jnp.float64),
+        decode_sequences=count(decoding).astype(jnp.float64),
+        decode_context_tokens=total(context),
+        decode_context_max_tokens=jnp.max(context).astype(jnp.float64),
+        prefill_tokens=count(chunk).astype(jnp.float64),
+        prefill_context_tokens=total(before),
+        prefill_work_tokens2=0.5 * total(chunk.astype(jnp.int64) * (before + after)),
     )
 
 
@@ -62,6 +67,7 @@ def launch(
         repeat = repeat & ~one.ahead.runs
         start = when & one.ahead.runs
         asked = empty & ((one.running + one.queued > 0) | ~one.ahead.told)
+        one = replace(one, ahead=replace(one.ahead, told=one.ahead.told | when))
 
     batch = batch_of(threads, replica)
     first = jnp.maximum(jnp.round(lane.performance.iteration_ns(batch)), 1.0)
@@ -78,7 +84,9 @@ def launch(
     until_block = jnp.min(jnp.where(scheduled, room, block_size))
     victim, has_victim = jnp.maximum(one.pool.victim, 0), one.pool.victim >= 0
     spare = column(one.pool.spent, victim) + column(one.pool.blocks, victim)
-    breaking = has_victim & (column(one.pool.deadline, victim) >= 0)
+    breaking = jnp.asarray(False)
+    if shape.protects:
+        breaking = has_victim & (column(one.pool.deadline, victim) >= 0)
     # A protected context is never broken up completely within a leap: its shared prefix would be freed in
     # the middle.
     spare = one.pool.fresh + one.pool.head + jnp.where(has_victim, spare, 0) - breaking
@@ -105,11 +113,12 @@ def launch(
     if one.ahead is not None:
         one = replace(one, lead=jnp.where(start, one.ahead.end - now, one.lead))
         state, one = _take_off(state, one, replica, formed & ~start, first)
-        one = replace(one, ahead=replace(one.ahead, told=one.ahead.told | when))
     # Protections are broken in an order that changes at the next deadline: no iteration after it may start
     # in this leap. Nothing after the horizon happens.
-    before = jnp.where(breaking, pool.next_deadline(one.pool, now), FOREVER)
-    least = leap.boundaries_until(one, before - now)
+    least = one.iterations
+    if shape.protects:
+        before = jnp.where(breaking, pool.next_deadline(one.pool, now), FOREVER)
+        least = leap.boundaries_until(one, before - now)
     within = leap.boundaries_until(one, lane.limits.until + 1 - now) - 1
     iterations = jnp.minimum(one.iterations, jnp.minimum(least, jnp.maximum(within, 1)))
     one = replace(one, iterations=jnp.where(start, iterations, one.iterations))

@@ -7,7 +7,7 @@ Rules: docs/semantics.md, section 3.
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
-from agentjax.engine.arrays import at, column, first_where, put_column, quotient, replace
+from agentjax.engine.arrays import argmin, at, column, first_where, put_column, quotient, replace
 from agentjax.engine.state import FOREVER, NEVER, OUTSIDE, UNPROTECTED, Pool, Shape
 
 
@@ -134,7 +134,7 @@ def give_back(
     protection (`protect_until` >= 0). Content of a program that `ends` is spent where spent blocks have
     content.
     """
-    protect = protect_until >= 0
+    protect = protect_until >= 0 if shape.protects else jnp.zeros_like(on)
     spent = jnp.where(ends & blanks_first, content, 0)
     content = content - spent
     first = jnp.where(blanks_first, blanks, 0)
@@ -145,7 +145,7 @@ def give_back(
         free=pool.free + jnp.where(on, blanks + spent, 0),
         protected=pool.protected + jnp.where(on & protect, content, 0),
         blocks=put_column(pool.blocks, thread, content, on),
-        deadline=put_column(pool.deadline, thread, protect_until, on),
+        deadline=put_column(pool.deadline, thread, protect_until, on) if shape.protects else pool.deadline,
     )
     pool = _join(pool, thread, content, on & ~protect)
     if shape.prefixes == 0:
@@ -263,13 +263,15 @@ def touch(
     """An admitted call takes its `hit` private blocks out of the queue, or from under its own protection;
     what else is resident of its context is spent.
     """
-    own = on & (column(pool.deadline, thread) >= 0)
     blocks = column(pool.blocks, thread)
-    pool = replace(
-        pool,
-        deadline=put_column(pool.deadline, thread, UNPROTECTED, own),
-        protected=pool.protected - jnp.where(own, blocks, 0),
-    )
+    own = jnp.zeros_like(on)
+    if shape.protects:
+        own = on & (column(pool.deadline, thread) >= 0)
+        pool = replace(
+            pool,
+            deadline=put_column(pool.deadline, thread, UNPROTECTED, own),
+            protected=pool.protected - jnp.where(own, blocks, 0),
+        )
     pool = _leave(pool, thread, blocks - hit, on)
     pool = replace(pool, blocks=put_column(pool.blocks, thread, 0, on))
     if shape.prefixes == 0:
@@ -299,17 +301,22 @@ def choose_victim(
     deadline, then the others, latest deadline first; ties by program. Spent blocks behind the last extent go
     to the head of an otherwise empty queue.
     """
-    expired = pool.deadline <= now
-    broken = jnp.where(expired, pool.deadline, NEVER - pool.deadline)
-    guarded = jnp.where(pool.deadline >= 0, broken, jnp.iinfo(jnp.int64).max)
-    order = jnp.where(pool.key < OUTSIDE, pool.key.astype(jnp.int64) - NEVER, guarded)
-    best = jnp.min(order)
-    victim = jnp.argmin(order).astype(jnp.int32)
-    if shape.reuses:  # rows are not in the order of their programs
-        tie = first_where(order[: shape.threads] == best, programs)
-        victim = jnp.where(at(order, tie) == best, tie, victim)
-    victim = jnp.where(best < jnp.iinfo(jnp.int64).max, victim, -1)
-    moved = jnp.where(on & (best >= 0), pool.tail, 0)
+    if shape.protects:
+        expired = pool.deadline <= now
+        broken = jnp.where(expired, pool.deadline, NEVER - pool.deadline)
+        guarded = jnp.where(pool.deadline >= 0, broken, jnp.iinfo(jnp.int64).max)
+        order = jnp.where(pool.key < OUTSIDE, pool.key.astype(jnp.int64) - NEVER, guarded)
+        victim, best = argmin(order), jnp.min(order)
+        if shape.reuses:  # rows are not in the order of their programs
+            tie = first_where(order[: shape.threads] == best, programs)
+            victim = jnp.where(at(order, tie) == best, tie, victim)
+        none, queued = best == jnp.iinfo(jnp.int64).max, best < 0
+    else:
+        victim = first_where(pool.key < OUTSIDE, pool.key)
+        none = column(pool.key, victim) == OUTSIDE
+        queued = ~none
+    victim = jnp.where(none, -1, victim)
+    moved = jnp.where(on & ~queued, pool.tail, 0)
     return replace(
         pool,
         victim=jnp.where(on, victim, pool.victim),
@@ -350,7 +357,7 @@ def pay(
     on = on & (pool.victim >= 0) & (pool.owed > 0)
     victim = jnp.maximum(pool.victim, 0)
     spent, blocks = column(pool.spent, victim), column(pool.blocks, victim)
-    guarded = column(pool.deadline, victim) >= 0
+    guarded = column(pool.deadline, victim) >= 0 if shape.protects else jnp.zeros_like(on)
     from_spent = jnp.where(on, jnp.minimum(spent, pool.owed), 0)
     from_blocks = jnp.where(on, jnp.minimum(blocks, pool.owed - from_spent), 0)
     emptied = on & (blocks == from_blocks) & (spent == from_spent)
@@ -359,7 +366,7 @@ def pay(
         spent=put_column(pool.spent, victim, spent - from_spent, on),
         blocks=put_column(pool.blocks, victim, blocks - from_blocks, on),
         key=put_column(pool.key, victim, OUTSIDE, emptied),
-        deadline=put_column(pool.deadline, victim, UNPROTECTED, emptied),
+        deadline=put_column(pool.deadline, victim, UNPROTECTED, emptied) if shape.protects else pool.deadline,
         owed=pool.owed - from_spent - from_blocks,
         free=pool.free - from_spent - jnp.where(guarded, 0, from_blocks),
         protected=pool.protected - jnp.where(guarded, from_blocks, 0),

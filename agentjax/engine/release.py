@@ -6,6 +6,7 @@ from jaxtyping import Array, Bool, Int
 
 from agentjax.engine import leap, pool, slots
 from agentjax.engine.arrays import (
+    argmin,
     at,
     column,
     entry,
@@ -29,6 +30,7 @@ from agentjax.engine.state import (
     OUTSIDE,
     QUEUED,
     Lane,
+    Replica,
     Shape,
     State,
     Traffic,
@@ -57,7 +59,7 @@ def next_release(state: State, traffic: Traffic, lane: Lane, shape: Shape) -> Co
     """What `next_time` is the time of."""
     threads = state.threads
     if not shape.reuses:  # program p has row p, where it waits for its arrival too
-        thread = jnp.argmin(threads.wake).astype(jnp.int32)
+        thread = argmin(threads.wake)
         return Coming(at(threads.wake, thread), thread, thread, jnp.asarray(False))
     returns = jnp.min(threads.wake)
     thread = first_where(threads.wake == returns, threads.program)
@@ -163,21 +165,16 @@ def release_one(
     fault = jnp.where(jnp.isfinite(answer), fault, BAD_PRIORITY)
 
     here = when & (jnp.arange(shape.replicas) == target)
-    guarded = column(replicas.pool.deadline, thread) >= 0
-    until_admission = has_trait(shape.policies.retention, lane.policy.retention, "until_admission")
     gates = has_trait(shape.policies.admission, lane.policy.admission, "gates")
-    frees = when & guarded
-    concerned = (
-        (here & (priority < replicas.head_priority)) | (frees & replicas.breaking) | (gates & (here | frees))
-    )
+    concerned = here & ((priority < replicas.head_priority) | gates)
+    if shape.protects:
+        guarded = column(replicas.pool.deadline, thread) >= 0
+        concerned = concerned | (when & guarded & (replicas.breaking | gates))
     replicas = leap.cut(replicas, state.now, concerned & (replicas.phase == BUSY))
-    pools, booked = pool.book(replicas.pool, thread, taken, limits.blanks_first, frees & replicas.breaking)
-    lost = jnp.where(guarded, 0, column(blocks_lost(replace(replicas, pool=pools), taken), thread))
-    pools = pool.end_protection(pools, shape, thread, prefix, frees & ~until_admission)
-    left = jnp.maximum(kept // block_size - below, 0)
-    pools = pool.cut_context(
-        pools, thread, left, below, lost, limits.blanks_first, jnp.broadcast_to(when & began, here.shape)
-    )
+    if shape.protects or shape.compacts:
+        replicas = _settle_context(
+            replicas, lane, shape, thread, prefix, kept, below, taken, when, when & began
+        )
     totals = state.totals
     threads = replace(
         threads,
@@ -228,14 +225,41 @@ def release_one(
         threads=threads,
         replicas=replace(
             replicas,
-            pool=pools,
-            booked=replicas.booked + booked,
             queued=replicas.queued + here,
             phase=where_put(here & (replicas.phase == IDLE), DECIDING, replicas.phase),
         ),
         totals=replace(totals, releases=totals.releases + when),
         fault=jnp.where(when & (state.fault == FINE), fault, state.fault),
     )
+
+
+def _settle_context(
+    replicas: Replica,
+    lane: Lane,
+    shape: Shape,
+    thread: Int[Array, ""],
+    prefix: Int[Array, ""],
+    kept: Int[Array, ""],
+    below: Int[Array, ""],
+    taken: Int[Array, " replicas"],
+    when: Bool[Array, ""],
+    cuts: Bool[Array, ""],
+) -> Replica:
+    """At a release the protection of the program's context ends, and what its call does not keep is spent, on
+    every replica.
+    """
+    limits = lane.limits
+    until_admission = has_trait(shape.policies.retention, lane.policy.retention, "until_admission")
+    guarded = column(replicas.pool.deadline, thread) >= 0
+    breaking = when & guarded & replicas.breaking
+    pools, booked = pool.book(replicas.pool, thread, taken, limits.blanks_first, breaking)
+    lost = jnp.where(guarded, 0, column(blocks_lost(replace(replicas, pool=pools), taken), thread))
+    pools = pool.end_protection(pools, shape, thread, prefix, when & guarded & ~until_admission)
+    if shape.compacts:
+        left = jnp.maximum(kept // limits.block_size - below, 0)
+        on = jnp.broadcast_to(cuts, taken.shape)
+        pools = pool.cut_context(pools, thread, left, below, lost, limits.blanks_first, on)
+    return replace(replicas, pool=pools, booked=replicas.booked + booked)
 
 
 def prefix_tokens(traffic: Traffic, lane: Lane, shape: Shape, prefix: Int[Array, "..."]) -> Int[Array, "..."]:

@@ -153,7 +153,7 @@ def stream_lanes(
         raise complaint("lanes", "none", "at least one")
     if series and len(lanes) > 1:
         raise complaint("series", f"{len(lanes)} lanes", "one lane: time series are kept of single runs")
-    _refuse_mixed(lanes)
+    _refuse_mixed(workloads, lanes)
     refuse_unfit_lanes(workloads, lanes)
     with jax.enable_x64(True):
         traffic = stack_traffic(workloads)
@@ -170,6 +170,7 @@ def stream_lanes(
             slots=max(spec.cluster.max_num_seqs for spec in lanes) if first.slots else 0,
             policies=policies or used([spec.policy for spec in lanes]),
             asynchronous=bool(first.async_scheduling),
+            compacts=bool(np.any(np.asarray(traffic.kept_tokens) >= 0)),
             chunked=any(spec.cluster.long_prefill_token_threshold for spec in lanes),
             leaps=leaps,
             records=calls,
@@ -198,14 +199,21 @@ def fault_of(status: int, spec: LaneSpec) -> InputError | None:
     return None
 
 
-def _refuse_mixed(lanes: Sequence[LaneSpec]) -> None:
+def _refuse_mixed(workloads: Sequence[Workload], lanes: Sequence[LaneSpec]) -> None:
     """Slots and asynchronous scheduling are part of the compiled program; slots leave a retention policy
-    nothing to decide.
+    nothing to decide; and with short chunks several calls could compute one shared prefix side by side, each
+    in blocks of its own, which the counts of the pool do not hold.
     """
     for name in ("slots", "async_scheduling"):
         if len({getattr(spec.cluster, name) for spec in lanes}) > 1:
             raise complaint(
                 f"cluster.{name}", "true and false", "the same in all lanes that are run together"
+            )
+    for spec in lanes:
+        chunk = spec.cluster.long_prefill_token_threshold
+        if chunk and (workloads[spec.workload].prefix >= 0).any():
+            raise complaint(
+                "cluster.long_prefill_token_threshold", str(chunk), "0, for programs have a shared prefix"
             )
     for spec in lanes if lanes[0].cluster.slots else ():
         name = spec.policy.retention.member.name

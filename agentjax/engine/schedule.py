@@ -260,19 +260,28 @@ def _preempt_or_admit(
     waiting = (threads.status == QUEUED) & here
     eligible = _eligible(state, one, traffic, lane, shape, replica, waiting)
     fcfs = has_trait(shape.policies.scheduling, lane.policy.scheduling, "fcfs_queue")
-    worst = jnp.where(fcfs, 0, ~threads.priority)
-    latest = -jnp.where(fcfs, threads.admitted, threads.released)
-    thread = lexicographic_argmin(
-        jnp.where(preempting, (threads.status == RUNNING) & here, eligible),
-        jnp.where(preempting, worst, threads.priority),
-        jnp.where(preempting, latest, threads.order),
-        threads.admitted,
-    )
-    ends = preempting & (thread == stopped_at) & ~(limits.goes_on & ~fcfs)
+    candidates = jnp.where(preempting, (threads.status == RUNNING) & here, eligible)
+    if all(member.trait("fcfs_queue") for member in shape.policies.scheduling):
+        thread = lexicographic_argmin(
+            candidates,
+            jnp.where(preempting, 0, threads.priority),
+            jnp.where(preempting, -threads.admitted, threads.order),
+        )
+    else:
+        worst = jnp.where(fcfs, 0, ~threads.priority)
+        latest = -jnp.where(fcfs, threads.admitted, threads.released)
+        thread = lexicographic_argmin(
+            candidates,
+            jnp.where(preempting, worst, threads.priority),
+            jnp.where(preempting, latest, threads.order),
+            threads.admitted,
+        )
+    itself = preempting & (thread == stopped_at)
     one = replace(
         one,
         preempting=jnp.where(preempting, thread, one.preempting),
-        passed=one.passed | (ready & ends),
+        passed=one.passed | (ready & itself & ~(limits.goes_on & ~fcfs)),
+        chunk=jnp.where(itself, -1, one.chunk),
     )
 
     # Pass 2: the head of the queue.
@@ -422,7 +431,7 @@ def _end_protection_elsewhere(
     when: Bool[Array, ""],
 ) -> State:
     """Policies that protect until admission: the context is admitted here, so it is free everywhere else."""
-    if not any(member.trait("until_admission") for member in shape.policies.retention):
+    if not shape.protects or not any(member.trait("until_admission") for member in shape.policies.retention):
         return state
     until_admission = has_trait(shape.policies.retention, lane.policy.retention, "until_admission")
     replicas, block_size = state.replicas, lane.limits.block_size

@@ -103,12 +103,18 @@ class Shape(eqx.Module):
     slots: int = eqx.field(static=True)  # of a replica; 0: contexts live in the block pool
     policies: PolicySpace = eqx.field(static=True)
     asynchronous: bool = eqx.field(static=True)
+    compacts: bool = eqx.field(static=True)  # a call may keep less than all of its context
     chunked: bool = eqx.field(static=True)  # several running calls may be within their prompts
     leaps: bool = eqx.field(static=True)
     records: bool = eqx.field(static=True)
     gaps: bool = eqx.field(static=True)
     checks: bool = eqx.field(static=True)
     series: bool = eqx.field(static=True)
+
+    @property
+    def protects(self) -> bool:
+        """Whether any context is ever protected."""
+        return any(member.trait("protects") for member in self.policies.retention)
 
     @property
     def extents(self) -> int:

@@ -113,7 +113,7 @@ class Family:
                 _refuse_outside(where, member, key, value)
             # Trying starts JAX, which importing the package must not do: tests try the built-in policies.
             if not str(getattr(function, "__module__", "")).startswith("agentjax.policies."):
-                try_out(self.name, name, function, member.parameters, member.trait("gates"))
+                try_out(self.name, name, function, member.parameters, promise(self.name, settled))
             self.members[name] = member
             return function
 
@@ -211,14 +211,21 @@ def decide(members: tuple[Member, ...], choice: Choice, observation: Observation
     return chosen
 
 
+def promise(family: str, traits: Mapping[str, bool]) -> str | None:
+    """The trait by which a policy promises never to answer what its family may."""
+    trait = {"admission": "gates", "retention": "protects"}.get(family)
+    return trait if trait is not None and not traits[trait] else None
+
+
 def has_trait(members: tuple[Member, ...], choice: Choice, trait: str) -> Bool[Array, ""]:
     """Whether the chosen member has the trait."""
     return jnp.asarray([member.trait(trait) for member in members])[choice.index]
 
 
-retention = Family("retention", {"until_admission": False})
+retention = Family("retention", {"until_admission": False, "protects": True})
 """`f(obs) -> Retain` at completion of a call. Trait `until_admission`: a protection ends when the program's
-next call is admitted instead of when it is released."""
+next call is admitted instead of when it is released. Any policy may protect, unless it is registered with
+`protects=False`: a promise of `protect_s` = 0, which is tested when it is registered and saves time."""
 
 scheduling = Family("scheduling", {"fcfs_queue": False})
 """`f(obs) -> priority` at release of a call, a finite number, smaller first, ties in order of release. Trait

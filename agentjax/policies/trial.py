@@ -51,7 +51,7 @@ def try_out(
     name: str,
     function: Callable[..., Any],
     parameters: tuple[tuple[str, float], ...],
-    gates: bool,
+    promise: str | None,
 ) -> None:
     """Evaluate a policy function with its default parameters, traced as in a simulation.
 
@@ -60,7 +60,8 @@ def try_out(
         name: name of the policy, for the sentence.
         function: the policy.
         parameters: names and defaults.
-        gates: whether an admission policy may answer no.
+        promise: the trait that it is registered without: `gates`, it never answers no; `protects`, it never
+            protects; or None.
 
     Raises:
         InputError: what JAX cannot trace, a field that does not exist, or an answer that cannot be used.
@@ -82,12 +83,12 @@ def try_out(
             except Exception as error:
                 raise _sentence(where, error) from error
             in_use = int(np.sum(np.asarray(observation.replicas.in_use)))
-            fault = _fault(family, answer, in_use, gates)
+            fault = _fault(family, answer, in_use)
             if fault is not None:
-                expected = (
-                    "true, as it is registered with gates=False" if fault == "false" else EXPECTED[family]
-                )
-                raise complaint(where, f"{fault} {place}", expected)
+                raise complaint(where, f"{fault} {place}", EXPECTED[family])
+            if promise is not None and (broken := _broken(promise, answer)) is not None:
+                found, due = broken
+                raise complaint(where, f"{found} {place}", f"{due}, as it is registered with {promise}=False")
 
 
 def _parts(family: str, where: str, answer: Any) -> list[Any]:
@@ -120,7 +121,7 @@ def _described(value: Any) -> str:
     return f"an answer of type {kind}" if kind != "tuple" else f"a tuple of {len(value)}"
 
 
-def _fault(family: str, answer: list[np.ndarray], in_use: int, gates: bool) -> str | None:
+def _fault(family: str, answer: list[np.ndarray], in_use: int) -> str | None:
     """What is wrong with the values of an answer."""
     *_, value = answer
     if family == "retention" and np.isnan(value):
@@ -129,7 +130,17 @@ def _fault(family: str, answer: list[np.ndarray], in_use: int, gates: bool) -> s
         return f"{value}"
     if family == "routing" and not 0 <= value < in_use:
         return f"replica {value} of {in_use} (0 to {in_use - 1})"
-    return "false" if family == "admission" and not gates and not value else None
+    return None
+
+
+def _broken(promise: str, answer: list[np.ndarray]) -> tuple[str, str] | None:
+    """What was found and what is expected, if an answer breaks the promise of its policy."""
+    *_, value = answer
+    if promise == "gates" and not value:
+        return "false", "true"
+    if promise == "protects" and value > 0:
+        return f"protect_s = {value}", "0"
+    return None
 
 
 def _sentence(where: str, error: Exception) -> InputError:

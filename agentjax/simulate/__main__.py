@@ -73,7 +73,7 @@ def _progress(workload: Workload, console: Console) -> Iterator[Callable[[float]
         TextColumn("{task.completed:,.0f}/{task.total:,.0f} calls"),
         TimeElapsedColumn(),
     )
-    with Progress(*columns, console=console, transient=True) as progress:
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         calls = len(workload.gap)
         task = progress.add_task("compiling", total=calls)
         yield lambda share: progress.update(task, description="simulating", completed=round(share * calls))
