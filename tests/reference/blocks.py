@@ -91,12 +91,15 @@ class Pool:
             del self.holders[name]
 
     def forget(self, context, first, last):
-        """The private blocks at positions first <= position < last keep content that no call finds."""
+        """The private blocks at positions first <= position < last keep content that no call finds; in vLLM
+        before 0.24 they become blanks where they are.
+        """
         for position in range(max(first, context.shared_blocks), last):
             for block in list(self.holders.get(context.name(position), ())):
                 assert block in self.queue
                 self.clear_name(block)
-                self.names[block] = FORGOTTEN
+                if self.blanks_first:
+                    self.names[block] = FORGOTTEN
 
     def lookup(self, context, most):
         """Longest chain of resident blocks from position 0, at most `most` blocks. Touches nothing."""
@@ -176,9 +179,8 @@ class Pool:
     def cut(self, context, first, last):
         """Compaction: the context's blocks at positions first <= position < last are no longer part of it.
 
-        Private ones are forgotten where they are; in vLLM before 0.24 they become blanks there. A protection
-        that is still there ends for them, so they join the queue. Blocks of a shared prefix only lose this
-        program's protection.
+        Private ones are forgotten where they are. A protection that is still there ends for them, so they
+        join the queue. Blocks of a shared prefix only lose this program's protection.
         """
         protection = self.protections.get(context.program)
         if protection is not None:
@@ -188,12 +190,7 @@ class Pool:
             if not protection.blocks:
                 del self.protections[context.program]
             self._unkeep(gone)
-        if self.blanks_first:
-            self.forget(context, first, last)
-            return
-        for position in range(max(first, context.shared_blocks), last):
-            for block in list(self.holders.get(context.name(position), ())):
-                self.clear_name(block)
+        self.forget(context, first, last)
 
     def _unkeep(self, blocks):
         for block in reversed(blocks):
