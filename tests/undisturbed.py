@@ -30,6 +30,7 @@ class Undisturbed(threading.Thread):
         self.tasks = Path(f"/proc/{process}/task")
         self.samples: dict[str, list[tuple[float, int, int]]] = {}
         self.ended = threading.Event()
+        self._cached: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None
 
     def __enter__(self) -> "Undisturbed":
         self.start()
@@ -55,13 +56,25 @@ class Undisturbed(threading.Thread):
         """
         if not self.samples:
             return unix_s
-        threads = [np.array(samples) for samples in self.samples.values()]
-        at, _, waited = max(threads, key=lambda samples: np.ptp(samples[:, 1])).T
-        clock = at - waited / 1e9
-        latest = np.append(np.minimum.accumulate(clock[::-1])[::-1], np.inf)  # it does not run backwards
+        at, waited_s, latest = self._counted()
         before = np.searchsorted(at, unix_s, side="right") - 1
-        running = unix_s - np.where(before < 0, waited[0], waited[before]) / 1e9
-        return np.minimum(running, latest[before + 1])
+        return np.minimum(unix_s - waited_s[np.maximum(before, 0)], latest[before + 1])
+
+    def _counted(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Instants of the samples, what the computing thread had waited, and the clock's bound up to each."""
+        if self._cached is None or not self.ended.is_set():
+            threads = [np.array(list(samples)) for samples in self.samples.values()]
+            at, _, waited = max(threads, key=lambda samples: np.ptp(samples[:, 1])).T
+            clock = at - waited / 1e9
+            latest = np.append(np.minimum.accumulate(clock[::-1])[::-1], np.inf)  # it does not run backwards
+            self._cached = at, waited / 1e9, latest
+        return self._cached
+
+    def slowness(self, recording: Recording) -> float:
+        """Seconds of the wall's clock that one second of this one took, over a recording."""
+        zero_s = datetime.fromisoformat(recording.about["started"]).timestamp()
+        last_s = max(record.finished_s for record in recording.requests)
+        return last_s / float(np.diff(self.at_s(zero_s + np.array([0.0, last_s])))[0])
 
     def recording(self, recording: Recording) -> Recording:
         """The recording with all its times on the undisturbed clock."""

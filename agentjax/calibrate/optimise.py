@@ -1,6 +1,6 @@
 """The fit itself: least robust loss of relative errors, coefficients >= 0, for many weightings at once."""
 
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import jax
 import jax.numpy as jnp
@@ -8,6 +8,8 @@ import numpy as np
 import optax
 from jaxtyping import Float
 
+WITHOUT_FUSION = {"xla_disable_hlo_passes": "cpu_multi_output_fusion"}
+"""The pass that `compilation.prepare` turns on for the engine aborts the process here (jaxlib 0.10)."""
 HUBER = 0.05
 """Relative errors beyond this count in proportion, not by their square."""
 STEPS = 200
@@ -77,7 +79,7 @@ def minimise(
 def _solver():
     """The compiled optimisation, of a fixed number of fits side by side."""
 
-    @jax.jit
+    @partial(jax.jit, compiler_options=WITHOUT_FUSION)
     def solve(scaled: jax.Array, known: jax.Array, which: jax.Array, weights: jax.Array) -> jax.Array:
         return jax.vmap(lambda design, weight: _one(scaled[design], known, weight))(which, weights)
 
