@@ -87,7 +87,10 @@ COMMANDS: dict[str, Small | Elsewhere | Extra] = {
     "python -m agentjax.sweep grid.axes.cluster.replicas=[1,2,4] grid.axes.routing=[round_robin,least_loaded,session_affinity] workload.rate=0.06": Small(
         f"{FEW} {OUT}", {"[1,2,4]": "[1,2]", "least_loaded,": ""}, SWEPT
     ),
-    "python -m agentjax.simulate workload=file workload.path=programs.jsonl retention=ttl retention.tau_s=5": (
+    "python -m agentjax.sweep \"grid.axes.cluster.vllm=['0.19','0.24','0.33']\" grid.axes.cluster.async_scheduling=[false,true] workload.rate=0.05": Small(
+        f"{FEW} {OUT}", {"'0.19',": ""}, SWEPT
+    ),
+    "python -m agentjax.simulate workload=file workload.path=programs.jsonl retention=ttl retention.tau_s=5 until_s=3600": (
         Small(instead={"programs.jsonl": "my.jsonl"})
     ),
     "python -m agentjax.bench url=http://127.0.0.1:8080 model=NAME cached_share=[0,0.75,0.95] out=bench.jsonl": (

@@ -31,7 +31,22 @@ def at(x: Shaped[Array, "n ..."], i: Int[Array, ""]) -> Shaped[Array, " ..."]:
     """x[i] for 0 <= i < n; the single entry where n is 1."""
     if x.shape[0] == 1:
         return x[0]
-    return x.at[i].get(mode="promise_in_bounds", wrap_negative_indices=False)
+    return x.at[i].get(mode="promise_in_bounds", wrap_negative_indices=False) if x.ndim == 1 else _row(x, i)
+
+
+@jax.custom_batching.custom_vmap
+def _row(x: Shaped[Array, "n ..."], i: Int[Array, ""]) -> Shaped[Array, " ..."]:
+    """x[i] of an array of several axes; where lanes are batched, as a sum with one summand that is not 0.
+
+    XLA (jaxlib 0.10.2) aborts when it compiles a gather of rows into a kernel of several results.
+    """
+    return jax.lax.dynamic_index_in_dim(x, i, keepdims=False)
+
+
+@_row.def_vmap
+def _rows(lanes: int, batched: list[bool], x: Array, i: Array) -> tuple[Array, bool]:
+    x, i = _with_lanes(lanes, batched, x, i)
+    return jnp.sum(jnp.where(_places(x, i), x, jnp.zeros((), x.dtype)), axis=1, dtype=x.dtype), True
 
 
 def column(x: Shaped[Array, "*r n"], i: Int[Array, ""]) -> Shaped[Array, "*r"]:
@@ -57,11 +72,8 @@ def put_column(
     x: Shaped[Array, "*r n"], i: Int[Array, ""], value: Shaped[Array, "*r"] | int, on: Bool[Array, "*r"]
 ) -> Shaped[Array, "*r n"]:
     """x with x[..., i] = value where `on` holds."""
-    if x.ndim == 1 or x.shape[0] == 1:
-        here = jax.lax.iota(jnp.int32, x.shape[-1]) == i
-        return where_put(on[..., None] & here, jnp.asarray(value)[..., None], x)
-    new = where_put(on, value, column(x, i))
-    return x.at[..., i].set(new, mode="promise_in_bounds", wrap_negative_indices=False)
+    here = jax.lax.iota(jnp.int32, x.shape[-1]) == i
+    return where_put(on[..., None] & here, jnp.asarray(value)[..., None], x)
 
 
 def entry(tree: Tree, i: Int[Array, ""]) -> Tree:
@@ -75,11 +87,35 @@ def with_entry(tree: Tree, i: Int[Array, ""], one: Tree) -> Tree:
     def put_one(x: Any, value: Any) -> Any:
         if x.shape[0] == 1:
             return value[None]
-        if x.ndim == 1:
-            return put(x, i, value)
-        return x.at[i].set(value, mode="promise_in_bounds", wrap_negative_indices=False)
+        return put(x, i, value) if x.ndim == 1 else _put_row(x, i, value)
 
     return jax.tree.map(put_one, tree, one)
+
+
+@jax.custom_batching.custom_vmap
+def _put_row(
+    x: Shaped[Array, "n ..."], i: Int[Array, ""], value: Shaped[Array, " ..."]
+) -> Shaped[Array, "n ..."]:
+    """x with x[i] = value; where lanes are batched, by comparing places, for the reason of `_row`."""
+    return jax.lax.dynamic_update_index_in_dim(x, value, i, 0)
+
+
+@_put_row.def_vmap
+def _put_rows(lanes: int, batched: list[bool], x: Array, i: Array, value: Array) -> tuple[Array, bool]:
+    x, i, value = _with_lanes(lanes, batched, x, i, value)
+    return jnp.where(_places(x, i), value[:, None], x), True
+
+
+def _with_lanes(lanes: int, batched: list[bool], *values: Array) -> list[Array]:
+    """The values, all with a leading axis of lanes."""
+    pairs = zip(values, batched, strict=True)
+    return [value if has else jnp.broadcast_to(value, (lanes, *value.shape)) for value, has in pairs]
+
+
+def _places(x: Shaped[Array, "lanes n ..."], i: Int[Array, " lanes"]) -> Bool[Array, "lanes n ..."]:
+    """Where x[lane, i[lane]] is, with axes of length 1 for the rest."""
+    here = jax.lax.iota(jnp.int32, x.shape[1]) == i[:, None]
+    return here.reshape(*here.shape, *[1] * (x.ndim - 2))
 
 
 def count(x: Shaped[Array, " n"]) -> Int[Array, ""]:

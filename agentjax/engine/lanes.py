@@ -210,6 +210,6 @@ def _lane(state: State, seat: int, each: int) -> State:
 def _grown(state: State, shape: Shape, devices: tuple[Any, ...]) -> tuple[State, Shape]:
     """The states with a window of twice as many rows, or of one for every program."""
     wider = replace(shape, threads=min(2 * shape.threads, shape.programs))
-    state = widened(jax.tree.map(np.asarray, state), shape, wider)
+    state = widened(jax.tree.map(np.array, state), shape, wider)
     sharding = NamedSharding(Mesh(np.asarray(devices), ("lanes",)), PartitionSpec("lanes"))
     return jax.device_put(state, sharding), wider

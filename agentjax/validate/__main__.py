@@ -34,6 +34,17 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
+_OPTIONS = (
+    "block_size",
+    "vllm",
+    "async_scheduling",
+    "reserve_full_isl",
+    "watermark",
+    "long_prefill_token_threshold",
+)
+"""Keys of a cluster that may be null for played programs too: the defaults of a cluster."""
+
+
 def run_validation(config: DictConfig, line: CommandLine) -> None:
     """Simulates a measured run, prints the errors and writes what was asked for."""
     begin = time.perf_counter()
@@ -97,7 +108,12 @@ def _validate_programs(
     begin = time.perf_counter()
     if resolved["cluster"]["max_num_seqs"] is None:
         raise complaint("cluster", "no limits", "cluster=NAME: a recording does not say what the endpoint is")
-    cluster = build_cluster(resolved["cluster"], resolved["performance"])
+    limits = {
+        name: value
+        for name, value in resolved["cluster"].items()
+        if value is not None or name not in _OPTIONS
+    }
+    cluster = build_cluster(limits, resolved["performance"])
     policy = build_policy(resolved)
     recordings = [read_recording(name) for name in files]
     prepare(config.execution.devices)
@@ -128,7 +144,7 @@ def _limits(resolved: Mapping[str, Any], measured: Measured) -> dict[str, Any]:
     if limits.get("kv_blocks") == "auto":
         settings = measured.settings
         own = {
-            "block_size": 16,
+            "block_size": settings.block_size or 16,
             "max_num_seqs": settings.max_num_seqs,
             "max_num_batched_tokens": settings.max_num_batched_tokens,
         }

@@ -6,7 +6,8 @@ A folder with
   `queued_s`, `scheduled_s`, `first_token_s`, `last_token_s` (engine's clock); and, where known,
   `shared_prefix_blocks` and `shared_with_index`: how many whole blocks the prompt has in common with the
   beginning of an earlier prompt, and whose (-1: nobody's);
-- `meta.json`: `vllm_meta` with `model`, `vllm_version` and the `engine_kwargs` of the run;
+- `meta.json`: `vllm_meta` with `model`, `vllm_version` and the `engine_kwargs` of the run, which decide how it
+  is scheduled (`EngineSettings`, `Measured.vllm`, `Measured.async_scheduling`);
 - `timeseries.csv`, optional: `t` (s), `gen_throughput` (tokens/s), `running`, `waiting`, as the engine logged
   them;
 - `peer_prediction.json`, optional: the errors that another simulator states for the same run.
@@ -16,6 +17,7 @@ import csv
 import itertools
 import json
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +27,7 @@ import numpy as np
 from jaxtyping import Float, Int
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from agentjax.cluster import VERSIONS
 from agentjax.errors import complaint, expecting, from_validation, shown
 
 _COUNTS = ("index", "input_tokens", "output_tokens")
@@ -33,6 +36,10 @@ _SHARED = ("shared_prefix_blocks", "shared_with_index")
 _ENGINE_EVENTS = _TIMES[1:]
 _SERIES = ("t", "gen_throughput", "running", "waiting")
 _Count = Annotated[int, Field(ge=1), expecting("an integer from 1")]
+_Flag = Annotated[bool | None, expecting("null, true or false")]
+
+_ASYNCHRONOUS_SINCE = (0, 14)
+"""vLLM's first version that schedules asynchronously where its arguments do not say."""
 
 
 class EngineSettings(BaseModel):
@@ -45,6 +52,13 @@ class EngineSettings(BaseModel):
     tensor_parallel_size: _Count = 1
     data_parallel_size: _Count = 1
     max_model_len: Annotated[int | None, expecting("null or an integer")] = None
+    block_size: Annotated[int | None, Field(ge=1), expecting("null or an integer from 1")] = None
+    async_scheduling: _Flag = None
+    scheduler_reserve_full_isl: _Flag = None
+    watermark: Annotated[float | None, Field(ge=0, lt=1), expecting("null or a share from 0 to 1")] = None
+    long_prefill_token_threshold: Annotated[
+        int | None, Field(ge=0), expecting("null or an integer from 0")
+    ] = None
 
 
 class _VllmMeta(BaseModel):
@@ -80,6 +94,7 @@ class Measured:
     hardware: str
     model: str
     engine: str
+    vllm_version: str
     settings: EngineSettings
     index: Int[np.ndarray, " requests"]
     input_tokens: Int[np.ndarray, " requests"]
@@ -95,6 +110,22 @@ class Measured:
     peer_error_pct: Mapping[str, float]
     """Errors that another simulator states, by metric (`ttft_mean`, ...); empty where none are known."""
     peer_source: str
+
+    @property
+    def vllm(self) -> str:
+        """Whose rules the engine scheduled by, as `Cluster.vllm` names them. Versions before 0.19 stand with
+        it; a version that cannot be read, and any newer one, with the newest."""
+        version = _version(self.vllm_version)
+        rules = [each for each in VERSIONS if version is None or _version(each) <= version]
+        return rules[-1] if rules else VERSIONS[0]
+
+    @property
+    def async_scheduling(self) -> bool:
+        """Whether the engine scheduled asynchronously: as its arguments say, else by default, since 0.14."""
+        if self.settings.async_scheduling is not None:
+            return self.settings.async_scheduling
+        version = _version(self.vllm_version)
+        return version is None or version >= _ASYNCHRONOUS_SINCE
 
 
 def read_measured(folder: str | Path) -> Measured:
@@ -116,12 +147,19 @@ def read_measured(folder: str | Path) -> Measured:
         hardware=meta.hardware,
         model=vllm.model,
         engine=f"vLLM {vllm.vllm_version}",
+        vllm_version=vllm.vllm_version,
         settings=vllm.engine_kwargs,
         series=_series(series) if series.is_file() else None,
         peer_error_pct=peer,
         peer_source=source,
         **columns,
     )
+
+
+def _version(text: str) -> tuple[int, int] | None:
+    """Major and minor of a version such as 0.19.0, v0.19.1 or 0.20.0rc1.dev3; None: it does not say."""
+    found = re.match(r"v?(\d+)\.(\d+)", text.strip())
+    return None if found is None else (int(found[1]), int(found[2]))
 
 
 def _text(path: Path) -> str:

@@ -29,6 +29,15 @@ from agentjax.workloads.pack import SECOND, pack
 ENOUGH = "enough"
 """`kv_blocks` of a cluster in which nothing ever waits for memory and nothing is evicted."""
 
+_ARGUMENTS = {
+    "max_model_len": "max_model_len",
+    "block_size": "block_size",
+    "reserve_full_isl": "scheduler_reserve_full_isl",
+    "watermark": "watermark",
+    "long_prefill_token_threshold": "long_prefill_token_threshold",
+}
+"""Limits of a cluster, and the engine arguments that state them where they are not the defaults."""
+
 _FIT_TURNS = 12
 _FIT_TOLERANCE = 1e-5
 
@@ -107,7 +116,8 @@ def measured_cluster(
     """The cluster of a measured run.
 
     Args:
-        measured: the run; its engine settings are the limits.
+        measured: the run; its version and engine settings are the limits, vLLM's defaults where it states
+            none.
         performance: iteration times of one replica.
         limits: those that differ, by name; None stands for the run's own. `kv_blocks` may be `ENOUGH`.
 
@@ -121,9 +131,13 @@ def measured_cluster(
         "max_num_seqs": settings.max_num_seqs,
         "max_num_batched_tokens": settings.max_num_batched_tokens,
         "block_size": 16,
+        "vllm": measured.vllm,
     }
-    if settings.max_model_len is not None:
-        own["max_model_len"] = settings.max_model_len
+    if not given.get("slots"):
+        own["async_scheduling"] = measured.async_scheduling
+    for name, argument in _ARGUMENTS.items():
+        if (value := getattr(settings, argument)) is not None:
+            own[name] = value
     merged = own | given
     if merged.get("kv_blocks", ENOUGH) == ENOUGH:
         size = merged["block_size"]

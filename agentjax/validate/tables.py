@@ -3,6 +3,7 @@
 import math
 from typing import TYPE_CHECKING
 
+from agentjax.cluster import Cluster
 from agentjax.validate.programs import ProgramValidation
 from agentjax.validate.programs_figure import STATISTIC_WORDS, WORDS
 from agentjax.validate.run import Validation
@@ -38,7 +39,7 @@ def error_table(validation: Validation) -> "Table":
 
 
 def summary(validation: Validation) -> str:
-    """One line about the requests, prefix hits, preemptions and iterations."""
+    """One line about the requests, prefix hits, preemptions, iterations and how they were scheduled."""
     absolute = [
         f"{_METRICS[metric]} {values['mape_pct']:.1f} %"
         for metric, values in validation.request_errors.items()
@@ -53,8 +54,15 @@ def summary(validation: Validation) -> str:
         f"{validation.preemptions} preemptions",
         f"{validation.evicted_blocks} blocks evicted",
         f"{validation.iterations:,} iterations",
+        _scheduled(validation.cluster),
     ]
     return "; ".join(parts)
+
+
+def _scheduled(cluster: Cluster) -> str:
+    if cluster.slots:
+        return "scheduled in slots"
+    return f"scheduled as vLLM {cluster.vllm}, {'a' if cluster.async_scheduling else ''}synchronously"
 
 
 def programs_table(validation: ProgramValidation) -> "Table":
