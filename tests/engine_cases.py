@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from agentjax import Cluster, Policy
-from agentjax.engine import run as engine
+from agentjax.engine import lanes as engine
 from agentjax.engine.run import LaneSpec, Outcome, run_lanes
 from agentjax.performance import Affine
 from agentjax.policies import Observation, registered, scheduling
@@ -122,7 +122,7 @@ def workload(programs: Sequence[dict], config: dict, prefixes: int = PREFIXES) -
 
 
 def lane(index: int, config: dict) -> LaneSpec:
-    """The lane of a configuration; call it within `priorities`."""
+    """The lane of a configuration, cut at its "until_s" if there is one; call it within `priorities`."""
     planes = {plane: config[plane] for plane in ("retention", "routing", "admission")}
     policy = Policy(
         scheduling=config["scheduling"],
@@ -133,13 +133,22 @@ def lane(index: int, config: dict) -> LaneSpec:
     slots = {"slots": True} if config.get("slots", False) else {}
     rules = {name: config.get(name, default) for name, default in RULES.items()}
     cluster = Cluster(**{name: config[name] for name in LIMITS}, **rules, **slots, performance=performance)
-    return LaneSpec(index, cluster, policy)
+    return LaneSpec(index, cluster, policy, config.get("until_s"))
 
 
 def filler(config: dict) -> tuple[list[dict], dict]:
-    """One short call on as many replicas as there ever are."""
-    programs = [{"arrival_ns": 0, "prefix": None, "calls": [(1, 1, None, 0)]}]
-    return programs, config | {"replicas": REPLICAS, "prefix_tokens": [], "max_model_len": 131_072}
+    """Two short calls with everything that a batch may lack and that is compiled only where it is needed: as
+    many replicas as there ever are, compaction, and chunks of prompts.
+    """
+    programs = [{"arrival_ns": 0, "prefix": None, "calls": [(1, 1, None, 0), (1, 1, 0, 0)]}]
+    chunks = 0 if config.get("slots", False) else 1
+    return programs, config | {
+        "replicas": REPLICAS,
+        "prefix_tokens": [],
+        "max_model_len": 131_072,
+        "long_prefill_token_threshold": chunks,
+        "until_s": None,
+    }
 
 
 def run(cases: Sequence[tuple[list[dict], dict]], **options) -> Outcome:

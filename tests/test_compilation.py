@@ -7,8 +7,8 @@ import jax
 import numpy as np
 
 from agentjax import Cluster, Policy, pack
-from agentjax.engine import run as engine
-from agentjax.engine.run import LaneSpec
+from agentjax.engine import lanes as engine
+from agentjax.engine.run import LaneSpec, run_lanes
 from agentjax.performance import Affine
 from agentjax.policies import FAMILIES
 from agentjax.workloads import Call, Prefix, Program
@@ -64,9 +64,9 @@ def test_one_compilation_serves_a_grid(monkeypatch, caplog):
 
     monkeypatch.setattr(engine, "step", counted)
     with jax.log_compiles(), caplog.at_level(logging.WARNING):
-        outcome = engine.run_lanes(*grid(0))
+        outcome = run_lanes(*grid(0))
         assert any(message.startswith("Compiling jit(advance)") for message in compilations(caplog))
-        other = engine.run_lanes(*grid(1))
+        other = run_lanes(*grid(1))
         assert not compilations(caplog)
     assert len(traces) == 1
     assert len(outcome.status) == 5 * 4 * 3 * 2

@@ -7,8 +7,9 @@ flags are tested with the refusal switched off, and with steps that do nothing.
 import pytest
 
 from agentjax import Cluster, InputError, Policy, simulate
-from agentjax.engine import run as engine
-from agentjax.engine.run import LaneSpec
+from agentjax.engine import lanes as engine
+from agentjax.engine import run
+from agentjax.engine.run import LaneSpec, run_lanes
 from agentjax.performance import Affine
 from agentjax.workloads import Call, Program
 from agentjax.workloads.pack import pack
@@ -20,7 +21,8 @@ def program(new, output):
 
 
 def cluster(**limits):
-    return Cluster(**({"block_size": 4, "kv_blocks": 8} | limits), performance=Affine(0.01))
+    limits = {"block_size": 4, "kv_blocks": 8, "async_scheduling": False} | limits
+    return Cluster(**limits, performance=Affine(0.01))
 
 
 @pytest.mark.parametrize(
@@ -42,35 +44,37 @@ def test_a_call_that_just_fits_runs():
     assert result["finished_s"].values.tolist() == [0.01, 0.07]
 
 
-def lanes_beside_a_good_one(*programs):
+def lanes_beside_a_good_one(*programs, **limits):
     """A run of one lane for each program, which need not fit, and a last lane that completes."""
     workloads = [pack([each]) for each in (*programs, program(1, 1))]
-    lanes = [LaneSpec(index, cluster(kv_blocks=3), Policy()) for index in range(len(workloads))]
-    return engine.run_lanes(workloads, lanes)
+    lanes = [LaneSpec(index, cluster(kv_blocks=3, **limits), Policy()) for index in range(len(workloads))]
+    return run_lanes(workloads, lanes)
 
 
-def test_a_lane_that_can_admit_nothing_is_flagged(monkeypatch):
-    monkeypatch.setattr(engine, "refuse_unfit", lambda *limits: None)
-    outcome = lanes_beside_a_good_one(program(20, 1), program(3, 40))  # too long a prompt; too long an output
+@pytest.mark.parametrize(("asynchronous", "makespan_ns"), [(False, 20_000_000), (True, 40_000_000)])
+def test_a_lane_that_can_admit_nothing_is_flagged(monkeypatch, asynchronous, makespan_ns):
+    monkeypatch.setattr(run, "refuse_unfit", lambda *limits: None)
+    too_long = program(20, 1), program(3, 40)  # the prompt; the output
+    outcome = lanes_beside_a_good_one(*too_long, async_scheduling=asynchronous)
     assert outcome.status.tolist() == [1, 1, 0]
-    assert engine.STATUS[1] == "deadlocked: calls wait, none runs and none can be admitted"
+    assert run.STATUS[1] == "deadlocked: calls wait, none runs and none can be admitted"
     assert (outcome.call_finished_ns[:, 0] == 10_000_000).all()
     assert (outcome.call_finished_ns[:2, 1] == -1).all()
-    assert outcome.makespan_ns.tolist() == [-1, -1, 20_000_000]
+    assert outcome.makespan_ns.tolist() == [-1, -1, makespan_ns]  # each end is seen an iteration late
 
 
 def test_a_lane_that_makes_no_progress_is_flagged(monkeypatch):
     engine_cases.compile_anew(monkeypatch)
-    monkeypatch.setattr(engine, "step", lambda state, *rest: state)
+    monkeypatch.setattr(engine, "step", lambda state, *rest: (state, None))
     outcome = lanes_beside_a_good_one()
     assert outcome.status.tolist() == [2]
-    assert engine.STATUS[2] == "no progress within a chunk of steps"
+    assert run.STATUS[2] == "no progress within a chunk of steps"
 
 
 def test_many_events_of_one_instant_are_progress(monkeypatch):
     engine_cases.compile_anew(monkeypatch)
     monkeypatch.setattr(engine, "CHUNK", 4)
     burst = [Program(f"job {index}", 0.0, program(1, 1).stages) for index in range(16)]
-    outcome = engine.run_lanes([pack(burst)], [LaneSpec(0, cluster(), Policy())])
+    outcome = run_lanes([pack(burst)], [LaneSpec(0, cluster(), Policy())])
     assert outcome.status.tolist() == [0]
     assert (outcome.program_finished_ns > 0).all()

@@ -6,6 +6,7 @@ A hypothesis example is a batch of seeds of `tests.strategies.random_case`, run 
 import random
 from collections import Counter
 from copy import deepcopy
+from dataclasses import replace
 from itertools import count, islice
 from math import inf
 
@@ -15,8 +16,10 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from agentjax.engine import run as engine
+from agentjax.engine import lanes as engine
+from agentjax.engine.lanes import Compiled
 from agentjax.engine.run import Outcome
+from agentjax.policies import registered
 from tests import engine_cases
 from tests.engine_cases import FREE, LANES, common, first_difference, priorities, recorded
 from tests.reference.simulator import Simulation, simulate
@@ -24,7 +27,11 @@ from tests.strategies import MS, random_case
 
 SEEDS = st.lists(st.integers(0, 2**32 - 1), min_size=LANES - 1, max_size=LANES - 1, unique=True)
 MOMENTS = ("released", "scheduled", "first_token", "finished")
-TIMES = {"released", "scheduled", "first_token", "finished", "service_ns", "service", "makespan_ns"}
+TIMES = {*MOMENTS, "service_ns", "service", "makespan_ns", "longest_gap"}
+
+both_modes = pytest.mark.parametrize(
+    "asynchronous", [pytest.param(False, id="synchronous"), pytest.param(True, id="asynchronous")]
+)
 
 
 def batches(count):
@@ -40,8 +47,8 @@ def batches(count):
     return lambda test: options(given(SEEDS)(test))
 
 
-def draw(seeds, **narrow):
-    return [random_case(random.Random(seed), **narrow) for seed in seeds]
+def draw(seeds, asynchronous, **narrow):
+    return [random_case(random.Random(seed), async_scheduling=(asynchronous,), **narrow) for seed in seeds]
 
 
 def compare(seeds, cases, got: Outcome, want: Outcome):
@@ -58,9 +65,10 @@ def compare_with_reference(seeds, cases, outcome: Outcome):
         assert difference is None, f"seed {seed}: {difference}"
 
 
-@batches(25)
-def test_equals_the_reference(seeds):
-    cases = draw(seeds)
+@both_modes
+@batches(16)
+def test_equals_the_reference(asynchronous, seeds):
+    cases = draw(seeds, asynchronous)
     compare_with_reference(seeds, cases, engine_cases.run(cases))
 
 
@@ -76,20 +84,22 @@ def compact_more(programs, config, rng):
             program["calls"][turn] = (new, output, kept, gap)
 
 
-@batches(12)
-def test_equals_the_reference_where_protected_contexts_are_cut_and_broken(seeds):
+@both_modes
+@batches(8)
+def test_equals_the_reference_where_protected_contexts_are_cut_and_broken(asynchronous, seeds):
     """Several replicas and much compaction: what a leap has taken is neither counted twice nor forgotten."""
-    cases = draw(seeds, retention=("pin", "pin", "ttl", "pressure_ttl"))
+    cases = draw(seeds, asynchronous, retention=("pin", "pin", "ttl", "pressure_ttl"))
     for seed, (programs, config) in zip(seeds, cases, strict=True):
         config["replicas"] = max(2, config["replicas"])
         compact_more(programs, config, random.Random(seed))
     compare_with_reference(seeds, cases, engine_cases.run(cases))
 
 
-@batches(12)
-def test_equals_the_reference_where_much_happens_at_one_instant(seeds):
+@both_modes
+@batches(8)
+def test_equals_the_reference_where_much_happens_at_one_instant(asynchronous, seeds):
     """Every iteration takes 1 ms, and programs arrive and tools return on whole milliseconds."""
-    cases = draw(seeds, retention=("lru", "ttl", "pressure_ttl", "pin", "pin"))
+    cases = draw(seeds, asynchronous, retention=("lru", "ttl", "pressure_ttl", "pin", "pin"))
     for seed, (programs, config) in zip(seeds, cases, strict=True):
         config["cost"] = FREE | {"c0": MS}
         config["replicas"] = max(2, config["replicas"])
@@ -141,6 +151,7 @@ ADMISSION_AT_THE_END_OF_AN_ITERATION = (
 )
 
 
+@both_modes
 @pytest.mark.parametrize(
     "case",
     [
@@ -150,7 +161,7 @@ ADMISSION_AT_THE_END_OF_AN_ITERATION = (
         ADMISSION_AT_THE_END_OF_AN_ITERATION,
     ],
 )
-def test_equals_the_reference_where_leaps_and_pinned_contexts_meet(case):
+def test_equals_the_reference_where_leaps_and_pinned_contexts_meet(case, asynchronous):
     """Contexts are pinned. A program: arrival, calls, and the tokens of its shared prefix if it has one."""
     changes, *rows = case
     config = {
@@ -165,6 +176,7 @@ def test_equals_the_reference_where_leaps_and_pinned_contexts_meet(case):
         "scheduling": "fcfs",
         "routing": ("round_robin", {}),
         "admission": ("always", {}),
+        "async_scheduling": asynchronous,
     }
     config |= {key: value for key, value in changes.items() if key != "c0"}
     programs = [
@@ -174,15 +186,17 @@ def test_equals_the_reference_where_leaps_and_pinned_contexts_meet(case):
     compare_with_reference([0], [(programs, config)], engine_cases.run([(programs, config)]))
 
 
-@batches(8)
-def test_leaps_change_nothing(seeds):
-    cases = draw(seeds)
+@both_modes
+@batches(5)
+def test_leaps_change_nothing(asynchronous, seeds):
+    cases = draw(seeds, asynchronous)
     compare(seeds, cases, engine_cases.run(cases), engine_cases.run(cases, leaps=False))
 
 
-@batches(5)
-def test_leaps_change_no_count_where_an_iteration_takes_no_whole_number_of_nanoseconds(seeds):
-    cases = draw(seeds)
+@both_modes
+@batches(4)
+def test_leaps_change_no_count_where_an_iteration_takes_no_whole_number_of_nanoseconds(asynchronous, seeds):
+    cases = draw(seeds, asynchronous)
     for seed, (_, config) in zip(seeds, cases, strict=True):
         rng = random.Random(seed)
         for name in ("c0", "c_tok", "c_seq", "c_kv"):
@@ -193,6 +207,10 @@ def test_leaps_change_no_count_where_an_iteration_takes_no_whole_number_of_nanos
         tolerance = want["totals"]["iterations"]
         busy = np.subtract(got["totals"].pop("busy_ns"), want["totals"].pop("busy_ns"))
         assert np.abs(busy).max() <= tolerance
+        gaps = [np.repeat(*outcome.token_gaps[index]) for outcome in (leaping, stepping)]
+        assert len(gaps[0]) == len(gaps[1])
+        assert np.abs(gaps[0] - gaps[1]).max(initial=0) <= tolerance
+        del got["totals"]["token_gaps"], want["totals"]["token_gaps"]
         pairs = [(got["totals"], want["totals"])]
         pairs += [pair for kind in ("calls", "programs") for pair in zip(got[kind], want[kind], strict=True)]
         for a, b in pairs:
@@ -200,9 +218,10 @@ def test_leaps_change_no_count_where_an_iteration_takes_no_whole_number_of_nanos
                 assert abs(a[name] - b[name]) <= tolerance * (name in TIMES), f"seed {seed}: {name}"
 
 
-@batches(5)
-def test_invariants_hold_after_every_step(seeds):
-    cases = draw(seeds)
+@both_modes
+@batches(3)
+def test_invariants_hold_after_every_step(asynchronous, seeds):
+    cases = draw(seeds, asynchronous)
     compare_with_reference(seeds, cases, engine_cases.run(cases, checks=True))
 
 
@@ -210,46 +229,89 @@ def test_invariants_can_fail(monkeypatch):
     compiled = engine.compiled
 
     def with_a_block_lost(*key):
-        begin, advance = compiled(*key)
+        whole = compiled(*key)
 
         def begin_leaky(*arguments):
-            state = begin(*arguments)
-            return eqx.tree_at(lambda state: state.replicas.fresh, state, state.replicas.fresh - 1)
+            state = whole.begin(*arguments)
+            return eqx.tree_at(lambda state: state.replicas.pool.fresh, state, state.replicas.pool.fresh - 1)
 
-        return begin_leaky, advance
+        return Compiled(begin_leaky, whole.advance, whole.refill)
 
     monkeypatch.setattr(engine, "compiled", with_a_block_lost)
     with pytest.raises(
         (RuntimeError, ValueError), match="invariant broken: the free queue is as long as its parts"
     ):
-        engine_cases.run(draw([0]), checks=True)
+        engine_cases.run(draw([0], False), checks=True)
 
 
-@pytest.mark.parametrize(("replicas", "prefixes"), [(1, 0), (3, 2)])
-def test_a_lane_alone_equals_the_lane_among_others(replicas, prefixes):
+@pytest.mark.parametrize(("asynchronous", "replicas", "prefixes"), [(False, 1, 0), (True, 3, 2)])
+def test_a_lane_alone_equals_the_lane_among_others(asynchronous, replicas, prefixes):
     """Also: padding replicas and shared prefixes that are not there change nothing."""
-    drawn = ((seed, random_case(random.Random(seed))) for seed in count())
-    fits = (
-        (seed, case)
-        for seed, case in drawn
-        if case[1]["replicas"] == replicas and len(case[1]["prefix_tokens"]) <= prefixes
-    )
-    seeds, cases = zip(*islice(fits, 8), strict=True)
+
+    def fits(case):
+        programs, config = case
+        return (
+            config["replicas"] == replicas
+            and len(config["prefix_tokens"]) <= prefixes
+            and bool(config["long_prefill_token_threshold"]) == (prefixes == 0)
+            and any(kept is not None for program in programs for *_, kept, _ in program["calls"][1:])
+        )
+
+    drawn = ((seed, *draw([seed], asynchronous)) for seed in count())
+    seeds, cases = zip(*islice(((seed, case) for seed, case in drawn if fits(case)), 8), strict=True)
     together = engine_cases.run(cases)
     for index, (seed, case) in enumerate(zip(seeds, cases, strict=True)):
         with priorities():
             packed, lane = engine_cases.workload(*case, prefixes=prefixes), engine_cases.lane(0, case[1])
-            alone = engine_cases.run_lanes([packed], [lane])
+            alone = engine_cases.run_lanes([packed], [lane], gaps=True, policies=registered())
         difference = first_difference(recorded(alone, 0, *case), recorded(together, index, *case))
         assert difference is None, f"seed {seed}: {difference}"
         assert alone.steps[0] == together.steps[index]
 
 
+PLAIN = {
+    "retention": ("lru",),
+    "scheduling": ("fcfs",),
+    "routing": ("round_robin",),
+    "admission": ("always",),
+    "long_prefill_token_threshold": (0,),
+}
+
+
+def without_compaction(programs, config):
+    """The programs with all of their contexts, and room for them; no shared prefixes."""
+    programs = deepcopy(programs)
+    most = 0
+    for program in programs:
+        program["prefix"] = None
+        program["calls"] = [(new, output, None, gap) for new, output, _, gap in program["calls"]]
+        most = max(most, sum(new + output for new, output, _, _ in program["calls"]))
+    room = max(config["kv_blocks"], -(-most // config["block_size"]))
+    return programs, config | {"prefix_tokens": [], "kv_blocks": room, "max_model_len": 131_072}
+
+
+@both_modes
+def test_what_no_lane_needs_and_is_not_compiled_changes_nothing(asynchronous):
+    """The policies of plain vLLM only; no compaction, no chunks, no prefixes, no times between tokens."""
+    seeds = range(2000, 2000 + LANES - 1)
+    cases = [without_compaction(*case) for case in draw(seeds, asynchronous, **PLAIN)]
+    with priorities():
+        less = engine_cases.run_lanes(
+            [engine_cases.workload(*case, prefixes=0) for case in cases],
+            [engine_cases.lane(index, config) for index, (_, config) in enumerate(cases)],
+        )
+    whole = engine_cases.run(cases)
+    assert less.token_gaps is None and less.call_longest_gap_ns is None
+    gaps = {"token_gaps": whole.token_gaps, "call_longest_gap_ns": whole.call_longest_gap_ns}
+    compare(seeds, cases, replace(less, **gaps), whole)
+
+
 def test_padding_changes_nothing():
     """Lanes with more programs, calls, replicas and prefixes make all arrays of the others larger."""
     seeds = range(1000, 1000 + LANES - 1)
-    cases = draw(seeds)
+    cases = draw(seeds, False)
     config = cases[0][1] | {"replicas": 5, "kv_blocks": 100, "prefix_tokens": [16] * 4, "max_model_len": 1000}
+    config["long_prefill_token_threshold"] = 0
     calls = [ONE] * 27
     large = ([{"arrival_ns": 0, "prefix": 3, "calls": calls} for _ in range(20)], config)
     everything = [large, *cases, *[large] * 8]
@@ -257,6 +319,8 @@ def test_padding_changes_nothing():
         padded = engine_cases.run_lanes(
             [engine_cases.workload(*case) for case in everything],
             [engine_cases.lane(index, config) for index, (_, config) in enumerate(everything)],
+            policies=registered(),
+            gaps=True,
         )
     compact = engine_cases.run(cases)
     for index, (seed, case) in enumerate(zip(seeds, cases, strict=True)):
@@ -320,9 +384,13 @@ def decided_before(result, instant):
     return decided
 
 
-@batches(8)
-def test_the_future_changes_no_earlier_decision(seeds):
-    cases = draw(seeds)
+@both_modes
+@batches(5)
+def test_the_future_changes_no_earlier_decision(asynchronous, seeds):
+    """Where the end of a call is not known in advance, as it is with max_tokens and the longest context."""
+    cases = draw(seeds, asynchronous, finish=("eos",))
+    for _, config in cases:
+        config["max_model_len"] = 131_072
     base = engine_cases.run(cases)
     changed, instants = [], []
     for index, (seed, (programs, config)) in enumerate(zip(seeds, cases, strict=True)):

@@ -100,7 +100,7 @@ def test_a_lane_alone_equals_the_lane_among_others():
     together = engine_cases.run([*draw(range(1, 6)), case])
     with engine_cases.priorities():
         packed, lane = engine_cases.workload(*case, prefixes=0), engine_cases.lane(0, case[1])
-        alone = engine_cases.run_lanes([packed], [lane])
+        alone = engine_cases.run_lanes([packed], [lane], gaps=True)
     assert first_difference(recorded(alone, 0, *case), recorded(together, 5, *case)) is None
 
 

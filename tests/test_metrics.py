@@ -2,6 +2,8 @@
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from agentjax.metrics import (
     CallTimes,
@@ -13,6 +15,7 @@ from agentjax.metrics import (
     queue_share,
     run_metrics,
     summarize,
+    summarize_counts,
     tpot_s,
     ttft_s,
     waiting_calls,
@@ -67,6 +70,24 @@ def test_summaries_work_on_stacks_of_runs():
     stack = np.arange(12.0).reshape(3, 4)
     np.testing.assert_allclose(summarize("jct", stack)["jct_mean"], [1.5, 5.5, 9.5])
     np.testing.assert_allclose(jct_s(np.ones((3, 4)), stack), stack - 1)
+
+
+@given(st.dictionaries(st.integers(0, 10**12), st.integers(1, 50), max_size=20))
+def test_a_summary_of_counted_values_is_that_of_all_of_them(times: dict):
+    counted = dict(sorted(times.items()))
+    values, counts = np.array([*counted], float) / 1e9, np.array([*counted.values()], np.int64)
+    found = summarize_counts("itl", values, counts)
+    each = np.repeat(values, counts)
+    expected = summarize("itl", each) | {"itl_max": each.max() if len(each) else NAN}
+    assert list(found) == list(expected)
+    np.testing.assert_allclose(list(found.values()), list(expected.values()), rtol=1e-12)
+
+
+def test_a_summary_of_counted_values_by_hand():
+    """11, 11 and 16 ms: p95 is nine tenths of the way from the second to the third, p99 98 hundredths."""
+    found = summarize_counts("itl", np.array([11.0, 16.0]), np.array([2, 1]))
+    expected = {"mean": 38 / 3, "p50": 11, "p95": 15.5, "p99": 15.9, "max": 16}
+    assert found == pytest.approx({f"itl_{name}": value for name, value in expected.items()})
 
 
 def test_waiting_calls_is_a_time_average():

@@ -294,9 +294,11 @@ def _reference_ns(self: Simulation, batch) -> int:
     return total - (WHOLE["shared"] if decodes and chunks else 0)
 
 
-def test_the_engine_equals_the_reference():
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_the_engine_equals_the_reference(asynchronous):
     """Random cases, each with the same piecewise model on both sides."""
-    cases = [random_case(random.Random(seed)) for seed in range(engine_cases.LANES - 1)]
+    seeds = range(engine_cases.LANES - 1)
+    cases = [random_case(random.Random(seed), async_scheduling=(asynchronous,)) for seed in seeds]
     assert max(config["max_num_seqs"] for _, config in cases) <= 8
     with (
         patch.object(engine_cases, "Affine", lambda **cost: _piecewise_of(cost)),

@@ -488,6 +488,7 @@ def own_policies():
 
 def test_a_policy_of_ones_own(own_policies):
     # Three programs at once on the last of two replicas; an iteration takes 1 s, a call one iteration.
+    # With asynchronous scheduling each would take part in a second one, before its end is seen.
     programs = [
         Program(f"{new} tokens", 0.0, ((tuple(Call(new, 1, None, None, 100.0) for _ in range(2)),),))
         for new in (32, 16, 48)

@@ -28,6 +28,13 @@ CLUSTER = Cluster(
     max_model_len=4096,
     performance=Affine(**COST),
 )
+VLLM = Cluster(
+    max_num_seqs=4,
+    kv_blocks=256,
+    max_num_batched_tokens=512,
+    max_model_len=4096,
+    performance=Affine(**COST),
+)
 PROGRAMS = [
     Program(
         f"agent-{p}",
@@ -98,6 +105,17 @@ def test_a_run_of_the_simulator_is_reproduced(recording):
     assert found.program_error_pct < 1e-4
     measured, simulated = found.hit_rates
     assert measured == simulated > 0.1
+
+
+@pytest.mark.parametrize("asynchronous", [True, False])
+def test_a_run_of_vllm_is_reproduced(asynchronous):
+    cluster = replace(VLLM, async_scheduling=asynchronous)
+    recording = played(PROGRAMS, cluster)
+    found = validate_programs([recording], cluster)
+    for name, error in found.errors.items():
+        assert error.error_pct == pytest.approx(0, abs=1e-4), name
+    assert found.hit_rates[0] == found.hit_rates[1] > 0.1
+    assert found.to_json()["cluster"]["async_scheduling"] is asynchronous
 
 
 def test_what_is_changed_is_the_error(recording):

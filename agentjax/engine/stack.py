@@ -10,9 +10,9 @@ import numpy as np
 from agentjax.cluster import Cluster
 from agentjax.engine.state import NEVER, Lane, Limits, Traffic
 from agentjax.errors import complaint, shown
-from agentjax.workloads.program import MOST_S
 from agentjax.policies.policy import Policy, PolicySpace, indexed
 from agentjax.workloads.pack import SECOND, Workload
+from agentjax.workloads.program import MOST_S
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ A folder with
   `queued_s`, `scheduled_s`, `first_token_s`, `last_token_s` (engine's clock); and, where known,
   `shared_prefix_blocks` and `shared_with_index`: how many whole blocks the prompt has in common with the
   beginning of an earlier prompt, and whose (-1: nobody's);
-- `meta.json`: `vllm_meta` with `model`, `vllm_version` and the `engine_kwargs` of the run, which decide how it
-  is scheduled (`EngineSettings`, `Measured.vllm`, `Measured.async_scheduling`);
+- `meta.json`: `vllm_meta` with `model`, `vllm_version` and the `engine_kwargs` of the run, which decide how
+  it is scheduled (`EngineSettings`, `Measured.vllm`, `Measured.async_scheduling`);
 - `timeseries.csv`, optional: `t` (s), `gen_throughput` (tokens/s), `running`, `waiting`, as the engine logged
   them;
 - `peer_prediction.json`, optional: the errors that another simulator states for the same run.
