@@ -116,8 +116,8 @@ class Measured:
         """Whose rules the engine scheduled by, as `Cluster.vllm` names them. Versions before 0.19 stand with
         it; a version that cannot be read, and any newer one, with the newest."""
         version = _version(self.vllm_version)
-        rules = [each for each in VERSIONS if version is None or _version(each) <= version]
-        return rules[-1] if rules else VERSIONS[0]
+        known = [each for each in VERSIONS if version is None or (_version(each) or ()) <= version]
+        return known[-1] if known else VERSIONS[0]
 
     @property
     def async_scheduling(self) -> bool:
