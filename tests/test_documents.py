@@ -147,10 +147,10 @@ COMMANDS: dict[str, Small | Elsewhere | Extra] = {
     "python -m agentjax.simulate performance=roofline performance.model=qwen3_32b performance.hardware=h200 performance.tensor_parallel=1 cluster.kv_blocks=auto": Small(
         FEW
     ),
-    "python -m agentjax.validate data=RUN performance=table performance.profile=PROFILE/tp1 performance.overhead_s=3.53e-4 cluster.kv_blocks=36578 figure=validation.png out=validation.json": Small(
+    "python -m agentjax.validate data=RUN performance=table performance.profile=PROFILE/tp1 performance.overhead_s=3.97e-4 cluster.kv_blocks=36578 figure=validation.png out=validation.json": Small(
         "performance.layers=3", {"RUN": "my_run", "PROFILE": "my_gpu"}, "validation.png validation.json"
     ),
-    "python -m agentjax.validate data=RUN performance=table performance.profile=PROFILE/tp1 performance.expert_parallel=2 performance.collective_bytes_per_s=3.2e10 performance.overhead_s=3.53e-4 cluster.kv_blocks=38590 in_step=true": Elsewhere(
+    "python -m agentjax.validate data=RUN performance=table performance.profile=PROFILE/tp1 performance.expert_parallel=2 performance.collective_bytes_per_s=3.2e10 performance.overhead_s=3.97e-4 cluster.kv_blocks=38590 in_step=true": Elsewhere(
         "tests/test_validate.py", "in_step"
     ),
     "python sweeps/retention_x_sched/study.py": Elsewhere(
