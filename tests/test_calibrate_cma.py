@@ -27,6 +27,7 @@ TRUE = Cluster(
     kv_blocks=20_000,
     max_num_batched_tokens=256,
     max_num_seqs=64,
+    async_scheduling=False,
     performance=Affine(c0_s=0.01, c_tok_s=5e-5, c_kv_s=2e-8, overhead_s=0.003, wakeup_s=0.02),
 )
 
@@ -192,7 +193,8 @@ COMMAND = [
     "method=cma_es", "performance=affine", "performance.c0_s=0.01", "performance.c_tok_s=5e-5",
     "performance.c_seq_s=0", "performance.c_kv_s=2e-8", "performance.wakeup_s=0.02",
     "cluster=rtx_pro_6000_pair", "cluster.kv_blocks=20000", "cluster.max_num_seqs=64",
-    "cluster.max_num_batched_tokens=128", "parameters=[overhead_s,max_num_batched_tokens]",
+    "cluster.max_num_batched_tokens=128", "cluster.async_scheduling=false",
+    "parameters=[overhead_s,max_num_batched_tokens]",
 ]  # fmt: skip
 
 

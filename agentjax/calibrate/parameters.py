@@ -159,8 +159,15 @@ def _is_number(value: Any) -> bool:
 
 
 def with_values(cluster: Cluster, values: Mapping[str, float]) -> Cluster:
-    """The cluster with these coefficients (s) and limits."""
+    """The cluster with these coefficients (s) and limits. An iteration has a token for every running call: a
+    limit that is given yields to one that is not.
+    """
     limits = {name: round(value) for name, value in values.items() if name in LIMITS}
+    if "max_num_batched_tokens" in limits:
+        seqs = limits.get("max_num_seqs", cluster.max_num_seqs)
+        limits["max_num_batched_tokens"] = max(seqs, limits["max_num_batched_tokens"])
+    elif "max_num_seqs" in limits:
+        limits["max_num_seqs"] = min(cluster.max_num_batched_tokens, limits["max_num_seqs"])
     coefficients = {name: value for name, value in values.items() if name not in LIMITS}
     return replace(cluster, performance=_with_coefficients(cluster.performance, coefficients), **limits)
 
