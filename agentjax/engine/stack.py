@@ -8,11 +8,10 @@ import jax
 import numpy as np
 
 from agentjax.cluster import Cluster
-from agentjax.engine.state import NEVER, Lane, Limits, Traffic
+from agentjax.engine.state import LONGEST, NEVER, Lane, Limits, Traffic
 from agentjax.errors import complaint, shown
 from agentjax.policies.policy import Policy, PolicySpace, indexed
 from agentjax.workloads.pack import SECOND, Workload
-from agentjax.workloads.program import MOST_S
 
 
 @dataclass(frozen=True)
@@ -30,8 +29,8 @@ class LaneSpec:
     def __post_init__(self) -> None:
         until = self.until_s
         is_number = isinstance(until, int | float) and not isinstance(until, bool)
-        if until is not None and not (is_number and 0 < until <= MOST_S):
-            raise complaint("until_s", shown(until), f"null or seconds up to {MOST_S:.0e}")
+        if until is not None and not (is_number and 0 < until <= LONGEST / SECOND):
+            raise complaint("until_s", shown(until), f"null or seconds up to {LONGEST / SECOND:.0e}")
 
 
 def stack_traffic(workloads: Sequence[Workload]) -> Traffic:
