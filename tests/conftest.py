@@ -8,6 +8,11 @@ from agentjax.performance import valid
 from agentjax.performance.load import available
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What plays on a real server comes last, in one process, when the others have little left to do."""
+    items.sort(key=lambda item: item.get_closest_marker("xdist_group") is not None)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def compilation_cache(tmp_path_factory: pytest.TempPathFactory):
     """Commands under test keep compiled programs in a folder of this session instead of the user's."""

@@ -38,6 +38,8 @@ from agentjax.validate.programs import ProgramValidation, validate_programs
 from agentjax.workloads.recorded import recorded_programs
 from tests.undisturbed import Undisturbed
 
+pytestmark = pytest.mark.xdist_group("server")
+
 FOLDER = Path(__file__).parent.parent / "calibration" / "llama_cpp"
 SLOTS, TOKENS = 3, 6144
 MODEL = ("--size", "mid", "--layers", "4")
@@ -239,9 +241,12 @@ def test_what_is_found_in_the_slots_is_predicted_call_by_call(validation):
 
 
 @pytest.mark.parametrize("name", METRICS)
-def test_times_are_predicted(validation, name):
-    error = validation.errors[name]
-    assert abs(error.error_pct) < MOST_PCT, error
+def test_times_are_predicted(loop, name):
+    """Within a bound that is as much wider as other work made the machine slower, which was measured."""
+    error = loop.validation.errors[name]
+    ratio = error.simulated_s / error.measured_s
+    bound = loop.slow / (1 - MOST_PCT / 100)
+    assert 1 / bound < ratio < bound, (error, loop.slow)
 
 
 def test_validate_prints_the_errors(loop, capsys):
