@@ -1,7 +1,7 @@
 """Start of a leap: the batch, its duration, and how many iterations change no decision."""
 
 import jax.numpy as jnp
-from jaxtyping import Array, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from agentjax.engine import leap, pool
 from agentjax.engine.arrays import column, count, replace
@@ -13,6 +13,7 @@ from agentjax.engine.state import (
     FOREVER,
     IDLE,
     LONGEST,
+    NEVER,
     TOO_LONG,
     Lane,
     Replica,
@@ -71,7 +72,7 @@ def launch(
 
     batch = batch_of(threads, replica)
     first = jnp.maximum(jnp.round(lane.performance.iteration_ns(batch)), 1.0)
-    woken = now > (one.end if one.ahead is None else jnp.where(one.ahead.runs, NOT_YET, one.ahead.end))
+    woken = now > (one.end if one.ahead is None else jnp.where(one.ahead.runs, NEVER, one.ahead.end))
     first = first + jnp.where(woken, jnp.round(lane.performance.wakeup_ns), 0.0)
     too_long = ~(first < LONGEST)
     sequences = batch.sequences
@@ -133,12 +134,8 @@ def launch(
     ), one
 
 
-NOT_YET = 2**62
-"""A time that is never over."""
-
-
 def _take_off(
-    state: State, one: Replica, replica: Int[Array, ""], when: jnp.ndarray, duration: jnp.ndarray
+    state: State, one: Replica, replica: Int[Array, ""], when: Bool[Array, ""], duration: Float[Array, ""]
 ) -> tuple[State, Replica]:
     """The iteration that was formed starts now, and another one can be formed while it runs."""
     threads, flight = state.threads, state.threads.flight

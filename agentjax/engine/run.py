@@ -20,6 +20,7 @@ from agentjax.engine.state import (
     DEADLOCKED,
     DONE,
     FINE,
+    NEVER,
     PROGRAM_RECORD,
     RECORD,
     STALLED,
@@ -294,7 +295,7 @@ def _records(final: State) -> np.ndarray:
     assert final.records is not None
     threads = final.threads
     records = np.array(final.records[:, :-1])
-    lane, thread = np.nonzero((threads.status != DONE) & (threads.replica >= 0) & (threads.wake >= 2**62))
+    lane, thread = np.nonzero((threads.status != DONE) & (threads.replica >= 0) & (threads.wake >= NEVER))
     known = {
         "released": threads.released,
         "scheduled": threads.first_scheduled,
